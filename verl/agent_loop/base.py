@@ -1,0 +1,129 @@
+"""The contract between the trainer and an environment.
+
+verl knows an environment by import path alone. It validates its ``Config``, starts its services,
+probes them, runs its trajectories, logs its metrics and checkpoints its state without knowing
+what the environment does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.agent_loop.trajectory import Prompt, Trajectory
+from verl.workers.rollout.engine import RolloutEngine, SampleKey, SamplingParams
+
+ConfigT = TypeVar("ConfigT")
+
+TRAIN = "train"
+"""The mode of training rollouts; every other mode is one an environment lists for validation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Token budgets: of the whole trajectory after the prompt, of one generation, of one observation."""
+
+    max_response_length: int
+    max_turn_length: int
+    max_observation_length: int
+
+
+@dataclass(frozen=True)
+class RewardInput:
+    """What a reward function sees. ``solution_str`` is the text of the policy tokens only;
+    ``answer`` what the environment's parser took for the answer, None where there is none."""
+
+    data_source: str
+    solution_str: str
+    answer: str | None
+    row: Mapping[str, Any]
+
+
+RewardFn = Callable[[RewardInput], Awaitable[dict[str, float]]]
+"""Returns scores by name; ``score`` is the reward."""
+
+
+@dataclass(frozen=True)
+class AgentLoopContext:
+    """What the trainer gives every environment. ``total_steps`` counts updates."""
+
+    tokenizer: PreTrainedTokenizerBase
+    limits: RolloutLimits
+    eos_token_ids: frozenset[int]
+    seed: int
+    total_steps: int
+    run_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTask:
+    """One trajectory to run: ``key`` names it (seed, step, uid, sample); ``mode`` is TRAIN or one of
+    the environment's ``validation_modes``."""
+
+    prompt: Prompt
+    key: SampleKey
+    mode: str
+    sampling: SamplingParams
+
+
+class AgentLoop(ABC, Generic[ConfigT]):
+    """One environment.
+
+    The driver holds one instance (services, preflight, metrics, state), each rollout worker
+    another (``run``). ``Config`` is a frozen dataclass; its section of the configuration is
+    validated against it.
+    """
+
+    Config: ClassVar[type]
+
+    def __init__(self, config: ConfigT, context: AgentLoopContext) -> None:
+        self.config = config
+        self.context = context
+
+    @property
+    def validation_modes(self) -> tuple[str, ...]:
+        """Settings under which to validate; the first is the one by which the best weights are chosen."""
+        return ("validation",)
+
+    @contextmanager
+    def services(self) -> Iterator[ConfigT]:
+        """Starts what the environment needs beside the trainer; yields the configuration for the workers."""
+        yield self.config
+
+    async def preflight(self) -> list[str]:
+        """Problems that would stop a run, each with its fix; empty when all is well. Called inside ``services``."""
+        return []
+
+    @abstractmethod
+    async def run(self, task: RolloutTask, engine: RolloutEngine, reward: RewardFn) -> Trajectory:
+        """Runs one trajectory to its end, reward included.
+
+        Raises InfrastructureError when something other than the policy failed; the caller then
+        regenerates the sample once and otherwise records INFRASTRUCTURE_FAILED.
+        """
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """The environment's own metrics of a set of trajectories (one step's, or one validation mode's)."""
+        return {}
+
+    async def probe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Measurements after a validation that need further calls to the environment's services."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must agree on, as plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError naming what differs from this run's configuration."""
+        if state != self.state_dict():
+            raise ValueError(f"the checkpoint's environment state {dict(state)} is not this run's {self.state_dict()}")
+
+    async def close(self) -> None:
+        """Ends connections held by this instance."""

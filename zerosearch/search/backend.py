@@ -1,0 +1,67 @@
+"""The records between an environment and whatever answers its searches."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from verl.workers.rollout.engine import SampleKey
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_text(text: str) -> str:
+    """NFKC, lower case, no punctuation, no articles unless nothing else remains, single spaces."""
+    text = unicodedata.normalize("NFKC", text).lower()
+    text = "".join(" " if c in string.punctuation or unicodedata.category(c).startswith("P") else c for c in text)
+    without_articles = " ".join(_ARTICLES.sub(" ", text).split())
+    return without_articles or " ".join(text.split())
+
+
+class Label(StrEnum):
+    """What kind of documents a simulated search was asked for; real engines have none."""
+
+    USEFUL = "useful"
+    NOISY = "noisy"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """One search of one trajectory. ``key`` with the normalised query decides the useful/noisy draw;
+    ``turn`` enters it only under ``draw=call``."""
+
+    query: str
+    question: str
+    golden_answers: tuple[str, ...]
+    noise_probability: float
+    key: SampleKey
+    turn: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """``documents`` without their ``Doc i: `` prefix; ``latency`` in seconds, all attempts together."""
+
+    documents: tuple[str, ...]
+    label: Label
+    backend: str
+    attempts: int
+    latency: float
+
+
+class SearchBackend(Protocol):
+    async def search(self, request: SearchRequest) -> SearchResult:
+        """Raises InfrastructureError when no answer came within the deadline."""
+        ...
+
+    async def preflight(self) -> list[str]:
+        """Problems, each with its fix; one real request is made."""
+        ...
+
+    async def close(self) -> None: ...

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import string
-import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from verl.workers.rollout.engine import SampleKey
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
-def normalize_text(text: str) -> str:
-    """NFKC, lower case, no punctuation, no articles unless nothing else remains, single spaces."""
-    text = unicodedata.normalize("NFKC", text).lower()
-    text = "".join(" " if c in string.punctuation or unicodedata.category(c).startswith("P") else c for c in text)
-    without_articles = " ".join(_ARTICLES.sub(" ", text).split())
-    return without_articles or " ".join(text.split())
 
 
 class Label(StrEnum):

@@ -108,6 +108,13 @@ class AgentLoop(ABC, Generic[ConfigT]):
         regenerates the sample once and otherwise records INFRASTRUCTURE_FAILED.
         """
 
+    def default_reward(self) -> RewardFn:
+        """The environment's own reward. Raises ValueError where it has none and a user must supply one."""
+        raise ValueError(f"{type(self).__name__} has no reward of its own: set custom_reward_function.path")
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError saying what of a data row the environment cannot use; the caller adds file and row."""
+
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The environment's own metrics of a set of trajectories (one step's, or one validation mode's)."""
         return {}

@@ -84,9 +84,7 @@ class Trajectory:
     @property
     def response_mask(self) -> tuple[int, ...]:
         """1 on policy tokens, 0 on observation tokens; as long as ``response_ids``."""
-        return tuple(
-            int(segment.kind is SegmentKind.POLICY) for segment in self.segments for _ in segment.token_ids
-        )
+        return tuple(int(segment.kind is SegmentKind.POLICY) for segment in self.segments for _ in segment.token_ids)
 
     @property
     def response_log_probs(self) -> tuple[float, ...]:

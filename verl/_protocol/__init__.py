@@ -1,0 +1,1 @@
+"""Parts of :mod:`verl.protocol`, which is the public name of everything here."""

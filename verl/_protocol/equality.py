@@ -1,0 +1,50 @@
+"""Equality over nested values in which NaN equals NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Whether two nested values agree in structure, dtype and content; NaN equals NaN."""
+    if left is right:
+        return True
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return _same_tensor(left, right)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return _same_array(left, right)
+    if isinstance(left, Mapping | TensorDictBase) and isinstance(right, Mapping | TensorDictBase):
+        return set(left.keys()) == set(right.keys()) and all(same_value(left[key], right[key]) for key in left.keys())  # noqa: SIM118
+    if isinstance(left, list | tuple) and type(left) is type(right):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, float | np.floating) and isinstance(right, float | np.floating) and left != left:
+        return right != right
+    if isinstance(left, np.ndarray | torch.Tensor) or isinstance(right, np.ndarray | torch.Tensor):
+        return False
+    return bool(left == right)
+
+
+def _same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.is_nested or right.is_nested:
+        return left.is_nested == right.is_nested and same_value(list(left.unbind()), list(right.unbind()))
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    right = right.to(left.device)
+    if torch.equal(left, right):
+        return True
+    if not (left.is_floating_point() or left.is_complex()):
+        return False
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
+def _same_array(left: np.ndarray, right: np.ndarray) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.dtype.hasobject:
+        return all(map(same_value, left.ravel().tolist(), right.ravel().tolist()))
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))

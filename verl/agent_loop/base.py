@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.trajectory import Prompt, Trajectory
+from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import RolloutEngine, SampleKey, SamplingParams
 
 ConfigT = TypeVar("ConfigT")
@@ -72,6 +73,20 @@ class RolloutTask:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """What is kept of a validation trajectory: its data row (file and index), sample number and scores by name."""
+
+    row_id: str
+    sample: int
+    data_source: str
+    scores: Mapping[str, float]
+
+
+Validation = Mapping[str, Sequence[ScoredRow]]
+"""One validation: scored rows by mode."""
+
+
 class AgentLoop(ABC, Generic[ConfigT]):
     """One environment.
 
@@ -112,11 +127,41 @@ class AgentLoop(ABC, Generic[ConfigT]):
         """The environment's own reward. Raises ValueError where it has none and a user must supply one."""
         raise ValueError(f"{type(self).__name__} has no reward of its own: set custom_reward_function.path")
 
-    def check_row(self, row: Mapping[str, Any]) -> None:
+    @classmethod
+    def prompt_template(cls, name: str) -> str:
+        """The text in which ``{question}`` becomes the user message: a name the environment knows, or a file."""
+        path = Path(resolve_path(name))
+        if not path.is_file():
+            raise ValueError(f"data.prompt_template: {name!r} is not a file")
+        return path.read_text()
+
+    @classmethod
+    def check_row(cls, row: Mapping[str, Any]) -> None:
         """Raises ValueError saying what of a data row the environment cannot use; the caller adds file and row."""
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The environment's own metrics of a set of trajectories (one step's, or one validation mode's)."""
+        return {}
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        """The environment's part of the one line a person reads per step."""
+        return ""
+
+    @property
+    def reported_scores(self) -> tuple[str, ...]:
+        """Names of the scores that the closing table shows; each stands in every trajectory's ``reward_extra``."""
+        return ("reward",)
+
+    def describe_mode(self, mode: str) -> str:
+        """A validation mode in words."""
+        return mode
+
+    def figures(self, validation: Mapping[str, float]) -> dict[str, str]:
+        """Further lines of the closing table from the last validation's metrics (``val/{mode}/…``)."""
+        return {}
+
+    def summary(self, before: Validation, after: Validation) -> dict[str, float]:
+        """The environment's part of summary.json: its held-out scores before and after training."""
         return {}
 
     async def probe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

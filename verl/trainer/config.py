@@ -6,7 +6,9 @@ Key names are verl's. Token counts are per trajectory unless a name says otherwi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from verl.utils.config import ReadableAsMapping
 from verl.workers.config import (
@@ -41,12 +43,20 @@ __all__ = [
 ]
 
 
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""One path or a list of paths."""
+
+
 @dataclass(frozen=True)
 class DataConfig(ReadableAsMapping):
     """Where rows come from. ``train_batch_size`` counts prompts per step; -1 samples mean all rows."""
 
-    train_files: tuple[str, ...] = ()
-    val_files: tuple[str, ...] = ()
+    train_files: Files = ()
+    val_files: Files = ()
     prompt_key: str = "prompt"
     question_key: str = "question"
     prompt_template: str = "search"
@@ -61,9 +71,20 @@ class DataConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class StatusPolicyConfig(ReadableAsMapping):
+    answered: Literal["train", "mask"] = "train"
+    turns_exhausted: Literal["train", "mask"] = "train"
+    truncated: Literal["train", "mask"] = "train"
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig(ReadableAsMapping):
+    """``status_policy`` says per status whether a trajectory's tokens are trained; a masked one still
+    counts in its group's statistics. Trajectories lost to the infrastructure are always dropped."""
+
     adv_estimator: str = "grpo"
     norm_adv_by_std_in_grpo: bool = True
+    status_policy: StatusPolicyConfig = field(default_factory=StatusPolicyConfig)
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,7 @@ class TrainerConfig(ReadableAsMapping):
     logger: tuple[Literal["console", "wandb"], ...] = ("console", "wandb")
     rollout_dump_freq: NonNegativeInt = 1
     save_final: bool = True
+    object_store_megabytes: PositiveInt | None = None
 
     @property
     def ranks_per_node(self) -> int:

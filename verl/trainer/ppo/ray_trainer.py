@@ -1,0 +1,184 @@
+"""The driver: the algorithm, a phase a line."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from verl.agent_loop.base import TRAIN, RolloutTask
+from verl.agent_loop.stream import TrajectoryStream
+from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.metric_utils import (
+    compute_data_metrics,
+    compute_group_metrics,
+    compute_timing_metrics,
+    compute_trajectory_metrics,
+)
+from verl.trainer.ppo.parts import TrainerParts
+from verl.trainer.ppo.rollout_batch import to_data_proto
+from verl.trainer.ppo.validation import Validator
+from verl.utils.dataset.rl_dataset import StatefulLoader
+from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
+
+
+class RayPPOTrainer:
+    """T steps, each a rollout followed by its update; validation before, in between and after."""
+
+    def __init__(self, parts: TrainerParts) -> None:
+        config = parts.config
+        rollout = config.actor_rollout_ref.rollout
+        self._parts = parts
+        self._config = config
+        self._timer = parts.timer
+        self._estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
+        self._stream = TrajectoryStream(parts.rollout_group.workers, stall_seconds=2.5 * rollout.trajectory_timeout)
+        self._loader = StatefulLoader(
+            len(parts.train_set), config.data.train_batch_size, config.trainer.seed, config.data.shuffle
+        )
+        self._sampling = SamplingParams(temperature=rollout.temperature, max_tokens=rollout.max_turn_length)
+        self.validator = Validator(parts, self._stream)
+        self.failures: Counter[str] = Counter()
+        self.steps_done = 0
+
+    def fit(self) -> None:
+        """Trains to ``total_training_steps``; failures by type are in ``failures`` whatever ends it."""
+        trainer = self._config.trainer
+        if trainer.val_before_train:
+            self._validate(0)
+        for step in range(1, trainer.total_training_steps + 1):
+            self._train_step(step)
+            if step == trainer.total_training_steps or (trainer.test_freq and step % trainer.test_freq == 0):
+                self._validate(step)
+        if trainer.save_final:
+            with self._timer.phase("save"):
+                self._parts.actor_group.save_hf(str(self._parts.run.path / "checkpoints" / "final"))
+
+    def _train_step(self, step: int) -> None:
+        start = time.perf_counter()
+        with self._timer.phase("rollout"):
+            trajectories = self._rollout(step)
+        with self._timer.phase("collate"):
+            valid = self._without_failures(trajectories)
+            batch = to_data_proto(valid, self._parts.tokenizer.pad_token_id, self._sampling.temperature)
+        batch = self._add_old_log_probs(batch)
+        batch = self._add_reference(batch)
+        with self._timer.phase("advantage"):
+            batch = self._add_advantages(batch, valid)
+        with self._timer.phase("update_actor"):
+            actor_metrics = self._update_actor(batch)
+        with self._timer.phase("sync_weights"):
+            self._parts.actor_group.send_weights(self._parts.rollout_group.workers, step)
+        self.steps_done = step
+        with self._timer.phase("log"):
+            metrics = compute_data_metrics(batch) | actor_metrics | self._rollout_metrics(trajectories, valid)
+            self._dump(step, trajectories)
+        self._log(step, metrics, time.perf_counter() - start)
+
+    def _rollout(self, step: int) -> list[Trajectory]:
+        """All trajectories of the step, in the order of the batch's rows and samples, whatever finished first."""
+        prompts = [self._parts.train_set[index].prompt(step) for index in self._loader.next_batch()]
+        seed, n = self._config.trainer.seed, self._config.actor_rollout_ref.rollout.n
+        tasks = [
+            RolloutTask(prompt, SampleKey(seed, step, prompt.uid, sample), TRAIN, self._sampling)
+            for prompt in prompts
+            for sample in range(n)
+        ]
+        self._stream.submit(tasks)
+        progress = tqdm(self._stream.take(), total=len(tasks), desc=f"step {step}", leave=False, disable=None)
+        done = {(t.uid, t.sample): t for t in progress}
+        assert len(done) == len(tasks), "a group has a wrong number of trajectories"
+        return [done[task.prompt.uid, task.key.sample] for task in tasks]
+
+    def _without_failures(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Rows lost to the infrastructure leave before the estimator. Raises InfrastructureError above the
+        configured share."""
+        failed = [t for t in trajectories if t.status is TrajectoryStatus.INFRASTRUCTURE_FAILED]
+        self.failures.update((t.failure or "unknown").partition(":")[0] for t in failed)
+        limit = self._config.actor_rollout_ref.rollout.max_failed_share
+        if len(failed) > limit * len(trajectories) or len(failed) == len(trajectories):
+            raise InfrastructureError(
+                f"{len(failed)} of {len(trajectories)} trajectories were lost to the infrastructure "
+                f"(rollout.max_failed_share is {limit}); the last: {failed[-1].failure}"
+            )
+        return [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+
+    def _add_old_log_probs(self, batch: DataProto) -> DataProto:
+        """Skipped with exactly one update per batch: then the policy is its own old policy."""
+        if self._updates_per_batch == 1:
+            return batch
+        with self._timer.phase("old_log_prob"):
+            return batch.union(self._parts.actor_group.compute_log_prob(batch))
+
+    def _add_reference(self, batch: DataProto) -> DataProto:
+        if not self._config.actor_rollout_ref.actor.use_kl_loss:
+            return batch
+        with self._timer.phase("reference"):
+            return batch.union(self._parts.actor_group.compute_ref_log_prob(batch))
+
+    def _add_advantages(self, batch: DataProto, trajectories: Sequence[Trajectory]) -> DataProto:
+        tensors = batch.batch
+        tensors["token_level_rewards"] = tensors["token_level_scores"]
+        policy = self._config.algorithm.status_policy
+        advantages, returns = self._estimator(
+            token_level_rewards=tensors["token_level_rewards"],
+            response_mask=tensors["response_mask"],
+            index=batch.non_tensor_batch["uid"],
+            config=self._config.algorithm,
+        )
+        tensors["advantages"], tensors["returns"] = advantages, returns
+        for row, trajectory in enumerate(trajectories):
+            if policy[trajectory.status.value] == "mask":
+                tensors["response_mask"][row] = 0
+        return batch
+
+    @property
+    def _updates_per_batch(self) -> int:
+        actor = self._config.actor_rollout_ref.actor
+        return actor.ppo_epochs * -(-self._config.data.train_batch_size // self._mini_batch_prompts)
+
+    @property
+    def _mini_batch_prompts(self) -> int:
+        return self._config.actor_rollout_ref.actor.ppo_mini_batch_size or self._config.data.train_batch_size
+
+    def _update_actor(self, batch: DataProto) -> dict[str, float]:
+        """``ppo_epochs`` passes over mini-batches of whole groups; the metrics are the last update's."""
+        metrics: dict[str, float] = {}
+        uids = list(dict.fromkeys(batch.non_tensor_batch["uid"].tolist()))
+        for _ in range(self._config.actor_rollout_ref.actor.ppo_epochs):
+            for start in range(0, len(uids), self._mini_batch_prompts):
+                chosen = set(uids[start : start + self._mini_batch_prompts])
+                rows = [i for i, uid in enumerate(batch.non_tensor_batch["uid"]) if uid in chosen]
+                mini_batch = batch if len(chosen) == len(uids) else batch.select_idxs(rows)
+                metrics = self._parts.actor_group.update_actor(mini_batch).meta_info["metrics"]
+        return metrics
+
+    def _rollout_metrics(self, trajectories: Sequence[Trajectory], valid: Sequence[Trajectory]) -> dict[str, float]:
+        own = compute_trajectory_metrics(trajectories) | compute_group_metrics(valid)
+        return own | self._parts.environment.metrics(valid)
+
+    def _dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        frequency = self._config.trainer.rollout_dump_freq
+        if frequency and step % frequency == 0:
+            self._parts.run.write_trajectories(f"step_{step:06d}", trajectories, self._parts.tokenizer)
+
+    def _log(self, step: int, metrics: dict[str, float], seconds: float) -> None:
+        phases = self._timer.take_step()
+        line = (
+            f"step {step:>3}/{self._config.trainer.total_training_steps} | reward {metrics['reward/mean']:.3f} | "
+            f"{self._parts.environment.headline(metrics)} | kl {metrics.get('actor/kl_loss', 0.0):.4f} | "
+            f"entropy {metrics.get('actor/entropy', 0.0):.3f} | {seconds:.1f} s"
+        )
+        timing = compute_timing_metrics({**phases, "step": seconds})
+        self._parts.tracking.log(metrics | timing, step, line)
+
+    def _validate(self, step: int) -> None:
+        if self._parts.val_set is None:
+            return
+        with self._timer.phase("validate"):
+            metrics = self.validator.run(step, last=step == self._config.trainer.total_training_steps)
+        self._parts.tracking.log(metrics, step, self.validator.line(step, metrics))

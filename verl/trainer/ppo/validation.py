@@ -1,0 +1,94 @@
+"""Held-out evaluation under each of the environment's validation modes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tqdm import tqdm
+
+from verl.agent_loop.base import RolloutTask, ScoredRow
+from verl.agent_loop.stream import TrajectoryStream
+from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.parts import TrainerParts
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.intervals import bootstrap_mean
+from verl.workers.rollout.engine import SampleKey, SamplingParams
+
+VALIDATION_STEP = 0
+"""Validation draws with the keys of step 0 at every step: what differs between two validations is the policy."""
+
+
+class Validator:
+    """Scores every row of the development split ``val_kwargs.n`` times per mode; keeps first and last."""
+
+    def __init__(self, parts: TrainerParts, stream: TrajectoryStream) -> None:
+        self._parts = parts
+        self._stream = stream
+        self.first: dict[str, list[ScoredRow]] = {}
+        self.last: dict[str, list[ScoredRow]] = {}
+        self.probe: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
+        self.failures: Counter[str] = Counter()
+
+    def run(self, step: int, last: bool) -> dict[str, float]:
+        """Metrics under ``val/{mode}/…``; in between only the first mode is run, at both ends all of them."""
+        modes = self._parts.environment.validation_modes
+        modes = modes if step == 0 or last else modes[:1]
+        results = {mode: self._run_mode(step, mode) for mode in modes}
+        metrics = {f"val/{m}/{k}": v for m, rows in results.items() for k, v in self._mode_metrics(rows).items()}
+        self.probe = self._parts.runner.run(self._parts.environment.probe(results[modes[0]]))
+        scored = {mode: [_scored(t) for t in rows] for mode, rows in results.items()}
+        self.first = self.first or scored
+        self.last = scored
+        self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}
+        return self.metrics
+
+    def _run_mode(self, step: int, mode: str) -> list[Trajectory]:
+        assert self._parts.val_set is not None
+        tasks = validation_tasks(self._parts.config, self._parts.val_set, mode)
+        self._stream.submit(tasks)
+        progress = tqdm(self._stream.take(), total=len(tasks), desc=f"validation {mode}", leave=False, disable=None)
+        done = {(t.uid, t.sample): t for t in progress}
+        ordered = [done[task.prompt.uid, task.key.sample] for task in tasks]
+        self._parts.run.write_trajectories(f"validation_{step:06d}_{mode}", ordered, self._parts.tokenizer)
+        failed = [t for t in ordered if t.status is TrajectoryStatus.INFRASTRUCTURE_FAILED]
+        self.failures.update((t.failure or "unknown").partition(":")[0] for t in failed)
+        return [t for t in ordered if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+
+    def _mode_metrics(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+        interval = bootstrap_mean([t.reward for t in rows])
+        own = {"reward/mean": interval.mean, "reward/low95": interval.low, "reward/high95": interval.high}
+        return own | {"n": interval.n} | self._parts.environment.metrics(rows)
+
+    def line(self, step: int, metrics: Mapping[str, float]) -> str:
+        modes = dict.fromkeys(name.split("/")[1] for name in metrics if name.endswith("/reward/mean"))
+        scores = " | ".join(
+            f"{mode}: reward {metrics[f'val/{mode}/reward/mean']:.3f} "
+            f"[{metrics[f'val/{mode}/reward/low95']:.3f}, {metrics[f'val/{mode}/reward/high95']:.3f}]"
+            for mode in modes
+        )
+        return f"held-out after step {step} (n = {metrics[f'val/{next(iter(modes))}/n']:.0f}) | {scores}"
+
+
+def validation_tasks(config: PPOTrainerConfig, rows: RLHFDataset, mode: str) -> list[RolloutTask]:
+    """One task per row and sample, drawn with the same keys at every validation."""
+    kwargs = config.actor_rollout_ref.rollout.val_kwargs
+    sampling = SamplingParams(
+        temperature=kwargs.temperature if kwargs.do_sample else 0.0,
+        top_p=kwargs.top_p,
+        max_tokens=config.actor_rollout_ref.rollout.max_turn_length,
+    )
+    prompts = [row.prompt(VALIDATION_STEP) for row in rows.rows]
+    seed = config.trainer.seed
+    return [
+        RolloutTask(prompt, SampleKey(seed, VALIDATION_STEP, prompt.uid, sample), mode, sampling)
+        for prompt in prompts
+        for sample in range(kwargs.n)
+    ]
+
+
+def _scored(trajectory: Trajectory) -> ScoredRow:
+    scores = {"reward": trajectory.reward, **trajectory.reward_extra}
+    return ScoredRow(trajectory.uid, trajectory.sample, trajectory.data_source, scores)

@@ -1,0 +1,106 @@
+"""What a run says of itself at its end: summary.json and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from verl.agent_loop.base import AgentLoop, ScoredRow
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.intervals import Interval, bootstrap_mean
+
+
+@dataclass
+class RunClock:
+    """Seconds of the parts of a run; ``setup`` is the installation that preceded it."""
+
+    setup: float = 0.0
+    startup: float = 0.0
+    training: float = 0.0
+    total: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def make_summary(
+    trainer: RayPPOTrainer | None, environment: AgentLoop[Any] | None, clock: RunClock, exit_reason: str
+) -> dict[str, Any]:
+    """Everything summary.json holds; a run that ended early holds what it got to."""
+    summary: dict[str, Any] = {
+        "exit_reason": exit_reason,
+        "steps": trainer.steps_done if trainer else 0,
+        "seconds_setup": round(clock.setup, 2),
+        "seconds_startup": round(clock.startup, 2),
+        "seconds_training": round(clock.training, 2),
+        "seconds_total": round(clock.total, 2),
+        "seconds_by_phase": {name: round(value, 3) for name, value in clock.phases.items()},
+        "failures": dict(trainer.failures + trainer.validator.failures) if trainer else {},
+    }
+    if trainer and environment and trainer.validator.first:
+        validator = trainer.validator
+        summary |= environment.summary(validator.first, validator.last)
+        summary |= {name.rpartition("/")[2]: value for name, value in validator.probe.items()}
+        summary["validation"] = validator.metrics
+    return {name: _finite(value) for name, value in summary.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_report(
+    trainer: RayPPOTrainer, environment: AgentLoop[Any], summary: Mapping[str, Any], places: Mapping[str, str]
+) -> None:
+    """The closing tables: held-out scores before and after, the environment's figures, time, places."""
+    console = Console(width=110, highlight=False)
+    if trainer.validator.first:
+        console.print(_score_table(environment, trainer.validator.first, trainer.validator.last))
+    figures = Table(title="The run", show_header=False)
+    for name, value in environment.figures(trainer.validator.metrics).items():
+        figures.add_row(name, value)
+    figures.add_row("steps", str(summary["steps"]))
+    figures.add_row("lost to the infrastructure", str(summary["failures"] or "none"))
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary["seconds_by_phase"].items())
+    figures.add_row("seconds by phase", phases)
+    times = ("setup", "startup", "training", "total")
+    figures.add_row("seconds", ", ".join(f"{name} {summary[f'seconds_{name}']:.1f}" for name in times))
+    for name, place in places.items():
+        figures.add_row(name, place)
+    console.print(figures)
+
+
+def _score_table(
+    environment: AgentLoop[Any], first: Mapping[str, Sequence[ScoredRow]], last: Mapping[str, Sequence[ScoredRow]]
+) -> Table:
+    table = Table(title="Held-out scores (95 % bootstrap intervals over questions)")
+    for column in ("setting", "score", "n", "before", "after", "gain"):
+        table.add_column(column, justify="left" if column in ("setting", "score") else "right")
+    for mode in last:
+        for score in environment.reported_scores:
+            before, after = scores_by_row(first.get(mode, ()), score), scores_by_row(last[mode], score)
+            gains = [after[key] - before[key] for key in after if key in before]
+            table.add_row(
+                environment.describe_mode(mode),
+                score,
+                str(len(after)),
+                _interval(bootstrap_mean(list(before.values()))),
+                _interval(bootstrap_mean(list(after.values()))),
+                _interval(bootstrap_mean(gains)),
+            )
+    return table
+
+
+def scores_by_row(rows: Sequence[ScoredRow], score: str) -> dict[str, float]:
+    """The mean of each data row's samples: the unit over which intervals are taken."""
+    grouped: dict[str, list[float]] = {}
+    for row in rows:
+        grouped.setdefault(row.row_id, []).append(row.scores[score])
+    return {row_id: sum(values) / len(values) for row_id, values in grouped.items()}
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

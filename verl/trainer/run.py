@@ -1,0 +1,205 @@
+"""One run from its configuration to its summary; whatever was started is stopped, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+
+from verl.agent_loop.base import AgentLoop
+from verl.agent_loop.worker import RolloutSpec, RolloutWorker
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.compose import Composed
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.parts import TrainerParts
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.report import RunClock, make_summary, print_report
+from verl.trainer.run_dir import RunDirectory
+from verl.trainer.setup import check_inputs, device_name, load_inputs, make_environment, rollout_limits
+from verl.trainer.timing import PhaseTimer
+from verl.utils.paths import resolve_path
+from verl.utils.tracking import Tracking
+from verl.workers.training_worker import TrainingWorker, TrainingWorkerConfig
+
+STARTED_VARIABLE = "ZEROSEARCH_STARTED"
+"""Seconds since the epoch at which the launching script had finished its set-up."""
+SETUP_VARIABLE = "ZEROSEARCH_SETUP_SECONDS"
+
+
+def run_training(composed: Composed) -> int:
+    """Trains, reports, and returns the exit status: 0 complete, 1 failed, 130 interrupted."""
+    check_inputs(composed.config)
+    run = TrainingRun(composed)
+    try:
+        run.execute()
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, OSError, ray.exceptions.RayError):
+        traceback.print_exc()
+        return 1
+    finally:
+        run.close(sys.exception())
+    return 0
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return "completed"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+class TrainingRun:
+    """What is started for a run, in the order it must be stopped."""
+
+    def __init__(self, composed: Composed) -> None:
+        trainer = composed.config.trainer
+        self._started = float(os.environ.get(STARTED_VARIABLE, time.time()))
+        self._composed = composed
+        self._config: PPOTrainerConfig = composed.config
+        self._timer = PhaseTimer()
+        self._clock = RunClock(setup=float(os.environ.get(SETUP_VARIABLE, 0)))
+        self._stack = ExitStack()
+        self._directory = RunDirectory(trainer.default_local_dir, trainer.experiment_name)
+        self._directory.write_config(composed.plain, composed.overrides)
+        self._environment: AgentLoop[Any] | None = None
+        self._trainer: RayPPOTrainer | None = None
+        self._exit_code = 1
+
+    def execute(self) -> None:
+        print(f"run directory: {self._directory.path}", flush=True)
+        with self._timer.phase("startup"):
+            self._trainer = RayPPOTrainer(self._assemble())
+        self._clock.startup = time.time() - self._started
+        print(f"started in {self._clock.startup:.1f} s", flush=True)
+        begin = time.perf_counter()
+        try:
+            self._trainer.fit()
+        finally:
+            self._clock.training = time.perf_counter() - begin
+        self._exit_code = 0
+
+    def close(self, error: BaseException | None) -> None:
+        """Stops everything, then writes the summary, whose total includes that. ``error`` is what ended the run."""
+        exit_reason = _reason(error)
+        try:
+            with self._timer.phase("shutdown"):
+                self._stack.close()
+        finally:
+            self._clock.phases = self._timer.totals
+            self._clock.total = time.time() - self._started + self._clock.setup
+            summary = make_summary(self._trainer, self._environment, self._clock, exit_reason)
+            self._directory.write_summary(summary)
+        if self._trainer is not None and self._environment is not None:
+            print_report(self._trainer, self._environment, summary, self._places())
+        print(f"{exit_reason}; everything of this run lies in {self._directory.path}", flush=True)
+
+    def _places(self) -> dict[str, str]:
+        path = self._directory.path
+        final = path / "checkpoints" / "final"
+        places = {"run directory": str(path), "metrics": "metrics.jsonl", "trajectories": "trajectories/"}
+        return places | ({"trained policy": "checkpoints/final (Hugging Face format)"} if final.is_dir() else {})
+
+    def _assemble(self) -> TrainerParts:
+        """Services, Ray and workers come up side by side: each spends most of its time importing."""
+        config = self._config
+        inputs = load_inputs(config)
+        self._environment = environment = make_environment(config, inputs, self._directory.path)
+        threads = self._stack.enter_context(ThreadPoolExecutor(1))
+        services = threads.submit(self._stack.enter_context, environment.services())
+        tracking = self._tracking()
+        self._start_ray()
+        pool = self._resource_pool()
+        actor_group = self._actor_group(pool)
+        initialising = actor_group.execute_all_async("init_model")
+        environment.config = services.result()
+        runner = self._stack.enter_context(asyncio.Runner())
+        self._stack.callback(lambda: runner.run(environment.close()))
+        problems = runner.run(environment.preflight())
+        if problems:
+            raise ValueError("this run cannot start:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        rollout_group = self._rollout_group(pool, environment)
+        ray.get([*initialising, *rollout_group.execute_all_async("init_model")])
+        parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
+        return TrainerParts(*parts, runner, self._directory, tracking, self._timer)
+
+    def _tracking(self) -> Tracking:
+        trainer = self._config.trainer
+        names = (trainer.project_name, trainer.experiment_name)
+        tracking = Tracking(*names, trainer.logger, self._composed.plain, self._directory.path)
+        self._stack.callback(lambda: tracking.finish(self._exit_code))
+        return tracking
+
+    def _start_ray(self) -> None:
+        """Joins the cluster of RAY_ADDRESS, or starts a private Ray on this machine."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(log_to_driver=False)
+        else:
+            store = self._config.trainer.object_store_megabytes
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, self._config.trainer.ranks_per_node),
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=store << 20 if store else None,
+            )
+        self._stack.callback(ray.shutdown)
+
+    def _resource_pool(self) -> RayResourcePool:
+        trainer = self._config.trainer
+        return RayResourcePool(
+            [trainer.ranks_per_node] * trainer.nnodes,
+            use_gpu=trainer.n_gpus_per_node > 0,
+            max_colocate_count=2,
+            name_prefix="pool",
+        )
+
+    def _actor_group(self, pool: RayResourcePool) -> RayWorkerGroup:
+        config = self._config
+        worker_config = TrainingWorkerConfig(
+            model_path=resolve_path(config.actor_rollout_ref.model.path),
+            model=config.actor_rollout_ref.model,
+            actor=config.actor_rollout_ref.actor,
+            ref=config.actor_rollout_ref.ref,
+            rollout=config.actor_rollout_ref.rollout,
+            total_training_steps=config.trainer.total_training_steps,
+            num_threads=config.trainer.num_threads,
+            device=device_name(config),
+            run_dir=str(self._directory.path),
+        )
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), worker_config))
+        self._stack.callback(group.shutdown)
+        return group
+
+    def _rollout_group(self, pool: RayResourcePool, environment: AgentLoop[Any]) -> RayWorkerGroup:
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(RolloutWorker), self._spec(environment)))
+        self._stack.callback(group.shutdown)
+        return group
+
+    def _spec(self, environment: AgentLoop[Any]) -> RolloutSpec:
+        config = self._config
+        return RolloutSpec(
+            model_path=resolve_path(config.actor_rollout_ref.model.path),
+            trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,
+            chat_template=config.data.chat_template,
+            rollout=config.actor_rollout_ref.rollout,
+            limits=rollout_limits(config),
+            max_prompt_length=config.data.max_prompt_length,
+            environment=config.environment.path,
+            environment_config=environment.config,
+            custom_reward=config.custom_reward_function,
+            seed=config.trainer.seed,
+            total_steps=config.trainer.total_training_steps,
+            run_dir=str(self._directory.path),
+            device=device_name(config),
+        )

@@ -1,0 +1,191 @@
+"""``train_grpo.sh KEY VALUE … key=value …``: the documented arguments as configuration overrides."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl.trainer.main_ppo import main as train
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One KEY: what a person reads of it, and the overrides a value becomes."""
+
+    help: str
+    default: str
+    overrides: Callable[[str], list[str]]
+
+
+def _number(kind: type[int] | type[float], low: float, high: float = float("inf")) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        try:
+            number = kind(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not {'an integer' if kind is int else 'a number'}") from None
+        if not low <= number <= high:
+            raise ValueError(f"{value} is out of range: {low} to {high}")
+        return value
+
+    return parse
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is none of {', '.join(choices)}{_nearest(value, choices)}")
+        return value
+
+    return parse
+
+
+def _to(key: str, parse: Callable[[str], str] = str) -> Callable[[str], list[str]]:
+    return lambda value: [f"{key}={_quoted(parse(value))}"]
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra reads it back unchanged: quoted wherever its grammar would take it apart."""
+    if value and all(c.isalnum() or c in "/_-." for c in value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _data_files(value: str) -> list[str]:
+    """A directory with train.parquet and test.parquet, one file, or a comma-separated list of files."""
+    path = Path(value)
+    if path.is_dir() or not value.endswith(".parquet"):
+        train_file, test_file = path / "train.parquet", path / "test.parquet"
+        overrides = [f"data.train_files=[{_quoted(str(train_file))}]"]
+        known_missing = path.is_dir() and not test_file.is_file()
+        return overrides + ([] if known_missing else [f"data.val_files=[{_quoted(str(test_file))}]"])
+    return [f"data.train_files=[{','.join(_quoted(part.strip()) for part in value.split(','))}]"]
+
+
+ARGUMENTS: dict[str, Argument] = {
+    "NUM_GPUS_PER_NODE": Argument("GPUs on each node; 0 trains on CPU", "0", _to("trainer.n_gpus_per_node", _number(int, 0))),
+    "NNODES": Argument("nodes", "1", _to("trainer.nnodes", _number(int, 1))),
+    "MODEL_PATH": Argument("the policy: a checkpoint directory or hub name", "", _to("actor_rollout_ref.model.path")),
+    "DATA_PATH": Argument("directory with train.parquet and test.parquet, a file, or a list a,b", "", _data_files),
+    "TOTAL_STEPS": Argument("rollouts, each followed by its update", "200", _to("trainer.total_training_steps", _number(int, 1))),
+    "IP": Argument("simulation server(s): host, host:port or URL, comma-separated", "localhost", _to("retriever.ip")),
+    "SEARCH_MODE": Argument("simulate_prompt or simulate_sft", "simulate_sft", _to("retriever.search_mode", _choice("simulate_prompt", "simulate_sft"))),
+    "SIMULATION_LLM": Argument("model the server must serve (empty: ask it); a local checkpoint without IP is served here", "", _to("retriever.simulation_llm")),
+    "START_THRESHOLD": Argument("noise probability at the first step", "0", _to("retriever.start_threshold", _number(float, 0, 1))),
+    "END_THRESHOLD": Argument("noise probability at the last step", "0.5", _to("retriever.end_threshold", _number(float, 0, 1))),
+    "SEARCH_ENGINE": Argument("real engine for validation; none validates on simulated search", "none", lambda v: [] if _choice("none")(v) else []),
+    "MAX_TURNS": Argument("searches per trajectory", "5", _to("retriever.max_turns", _number(int, 1))),
+    "TOPK": Argument("documents per search", "5", _to("retriever.topk", _number(int, 1))),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line: KEY VALUE pairs, Hydra overrides in their order, flags."""
+
+    pairs: dict[str, str]
+    overrides: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """Raises ValueError for unknown, doubled or valueless keys, naming the nearest valid one."""
+    pairs: dict[str, str] = {}
+    overrides: list[str] = []
+    flags: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word.startswith("-"):
+            flags.append(_flag(word))
+        elif "=" in word or word.startswith(("+", "~")):
+            overrides.append(word)
+        else:
+            pairs[_key(word, pairs)] = _value(word, waiting)
+    return CommandLine(pairs, tuple(overrides), tuple(flags))
+
+
+def _flag(word: str) -> str:
+    if word not in ("--help", "-h", "--dry-run"):
+        raise ValueError(f"unknown option {word}; known: --help, --dry-run")
+    return word
+
+
+def _key(word: str, given: dict[str, str]) -> str:
+    if word not in ARGUMENTS:
+        raise ValueError(f"unknown key {word!r}{_nearest(word.upper(), list(ARGUMENTS))}; keys: {', '.join(ARGUMENTS)}")
+    if word in given:
+        raise ValueError(f"{word} is given twice")
+    return word
+
+
+def _value(key: str, waiting: list[str]) -> str:
+    if not waiting or waiting[0] in ARGUMENTS or waiting[0].startswith("--") or _is_override(waiting[0]):
+        raise ValueError(f"{key} has no value: write {key} VALUE")
+    return waiting.pop(0)
+
+
+def _is_override(word: str) -> bool:
+    """Dotted Hydra keys; a URL with a query or a quoted path may well contain an equals sign."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and key.lstrip("+~").replace(".", "").replace("_", "").isalnum() and "." in key
+
+
+def _nearest(word: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, choices, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
+    """The command line as overrides: preset, algorithm, documented arguments, then the user's own overrides."""
+    overrides = [f"algorithm={algorithm}"]
+    if not {"MODEL_PATH", "DATA_PATH"} & set(line.pairs) and not any("preset=" in o for o in line.overrides):
+        overrides.insert(0, "+preset=quickstart")
+    for key, value in line.pairs.items():
+        try:
+            overrides += _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+    return [*overrides, *line.overrides]
+
+
+def _served_here(line: CommandLine) -> list[str]:
+    """A local checkpoint is served by the embedded server, unless a server's address says otherwise."""
+    model = line.pairs["SIMULATION_LLM"]
+    if "IP" not in line.pairs and (Path(model) / "config.json").is_file():
+        return [f"retriever.embedded_model={_quoted(model)}"]
+    return ARGUMENTS["SIMULATION_LLM"].overrides(model)
+
+
+def usage(script: str) -> str:
+    rows = "\n".join(f"  {key:<18}{a.help}{f' [{a.default}]' if a.default else ''}" for key, a in ARGUMENTS.items())
+    return f"""\
+usage: bash {script} [KEY VALUE …] [key=value …] [--dry-run] [--help]
+
+Without MODEL_PATH and DATA_PATH it trains the embedded quickstart. KEY VALUE pairs in any order:
+{rows}
+
+Everything else is a configuration override in Hydra's syntax, for example
+  actor_rollout_ref.actor.optim.lr=2e-6 trainer.test_freq=10 data.train_batch_size=32
+--dry-run checks and prints the whole configuration and starts nothing.
+"""
+
+
+def main(algorithm: str, arguments: Sequence[str]) -> int:
+    """Exit status as of ``verl.trainer.main_ppo.main``; 2 for a wrong command line."""
+    try:
+        line = parse(arguments)
+        if {"--help", "-h"} & set(line.flags):
+            print(usage(f"train_{algorithm}.sh"))
+            return 0
+        return train([*to_overrides(line, algorithm), *line.flags])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import verl
@@ -45,7 +46,8 @@ def compose_config(overrides: Sequence[str], config_name: str = "ppo_trainer") -
             composed = compose(config_name, overrides=rewritten)
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"the overrides cannot be composed: {_first_cause(error)}") from error
+        hint = _nearest_keys(rewritten, config_name)
+        raise ValueError(f"the overrides cannot be composed: {_first_cause(error)}{hint}") from error
     assert isinstance(plain, dict)
     return Composed(build_config(PPOTrainerConfig, {str(k): v for k, v in plain.items()}), plain, tuple(overrides))
 
@@ -57,3 +59,23 @@ def _first_cause(error: BaseException) -> str:
         error = error.__cause__
         messages.append(str(error).strip())
     return " — ".join(dict.fromkeys(line.splitlines()[0] for line in messages if line))
+
+
+def _nearest_keys(overrides: Sequence[str], config_name: str) -> str:
+    """For every override of an unknown key, the known one that looks most like it."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        known = set(_leaf_keys(compose(config_name)))
+    hints = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        if "." in key and not key.startswith(("+", "~")) and key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hints += [f"; {key} is no key" + (f", did you mean {near[0]}?" if near else "")]
+    return "".join(hints)
+
+
+def _leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, DictConfig):
+            yield from _leaf_keys(value, f"{prefix}{name}.")

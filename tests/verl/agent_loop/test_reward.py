@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from verl.agent_loop.base import RewardInput
+from verl.agent_loop.reward import UserReward
+from verl.workers.rollout.engine import InfrastructureError
+
+GIVEN = RewardInput("nq", "text", "a", {"reward_model": {"ground_truth": ["x"]}, "extra_info": {"index": 3}})
+
+
+async def test_user_function_gets_verls_arguments() -> None:
+    seen: dict[str, Any] = {}
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+        seen.update(data_source=data_source, solution=solution_str, truth=ground_truth, extra=extra_info)
+        return 0.5
+
+    assert await UserReward(compute_score, 5)(GIVEN) == {"score": 0.5}
+    assert seen == {"data_source": "nq", "solution": "text", "truth": ["x"], "extra": {"index": 3}}
+
+
+async def test_mapping_keeps_its_numbers_and_needs_a_score() -> None:
+    reward = UserReward(lambda **_: {"score": 1, "length": 2.0, "note": "text"}, 5)
+    assert await reward(GIVEN) == {"score": 1.0, "length": 2.0}
+    with pytest.raises(ValueError, match="score"):
+        await UserReward(lambda **_: {"value": 1}, 5)(GIVEN)
+
+
+async def test_coroutine_functions_are_awaited() -> None:
+    async def compute_score(**_: Any) -> float:
+        await asyncio.sleep(0)
+        return 0.25
+
+    assert await UserReward(compute_score, 5)(GIVEN) == {"score": 0.25}
+
+
+async def test_a_late_reward_is_a_failure_of_the_infrastructure() -> None:
+    with pytest.raises(InfrastructureError, match="longer than"):
+        await UserReward(lambda **_: time.sleep(0.3), 0.01)(GIVEN)

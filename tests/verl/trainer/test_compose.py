@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from verl.trainer.compose import compose_config
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.setup import environment_config
+from verl.utils.config import build_config
+
+
+def test_yaml_and_dataclasses_hold_the_same_defaults() -> None:
+    composed = compose_config([]).config
+    plain = asdict(composed)
+    plain["retriever"] = {}
+    assert plain == asdict(build_config(PPOTrainerConfig, {}))
+
+
+def test_retriever_yaml_and_the_environments_config_hold_the_same_defaults() -> None:
+    composed = compose_config([]).config
+    assert environment_config(composed) == type(environment_config(composed))()
+
+
+def test_quickstart_preset_composes_and_overrides_still_win() -> None:
+    config = compose_config(["+preset=quickstart", "trainer.total_training_steps=3"]).config
+    assert config.actor_rollout_ref.model.path.startswith("pkg://")
+    assert config.trainer.total_training_steps == 3
+    environment_config(config)
+
+
+def test_one_data_file_needs_no_brackets() -> None:
+    assert compose_config(["data.train_files=a.parquet"]).config.data.train_files == ("a.parquet",)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.train_batchsize=3", "data.train_batch_size"),
+        ("trainer.total_training_steps=0", "greater than 0"),
+        ("actor_rollout_ref.actor.kl_loss_type=k1", "k1"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode"),
+        ("trainer.seed=[", "composed"),
+    ],
+)
+def test_wrong_overrides_are_named(override: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        compose_config([override])
+
+
+def test_unknown_retriever_key_is_named() -> None:
+    with pytest.raises(ValueError, match=r"retriever\.topic: unknown key"):
+        environment_config(compose_config(["+retriever.topic=3"]).config)

@@ -65,21 +65,43 @@ def _data_files(value: str) -> list[str]:
     return [f"data.train_files=[{','.join(_quoted(part.strip()) for part in value.split(','))}]"]
 
 
+def _no_real_engine(value: str) -> list[str]:
+    if value != "none":
+        raise ValueError(f"{value!r}: validation runs on simulated search, give none")
+    return []
+
+
 ARGUMENTS: dict[str, Argument] = {
-    "NUM_GPUS_PER_NODE": Argument("GPUs on each node; 0 trains on CPU", "0", _to("trainer.n_gpus_per_node", _number(int, 0))),
+    "NUM_GPUS_PER_NODE": Argument(
+        "GPUs on each node; 0 trains on CPU", "0", _to("trainer.n_gpus_per_node", _number(int, 0))
+    ),
     "NNODES": Argument("nodes", "1", _to("trainer.nnodes", _number(int, 1))),
     "MODEL_PATH": Argument("the policy: a checkpoint directory or hub name", "", _to("actor_rollout_ref.model.path")),
     "DATA_PATH": Argument("directory with train.parquet and test.parquet, a file, or a list a,b", "", _data_files),
-    "TOTAL_STEPS": Argument("rollouts, each followed by its update", "200", _to("trainer.total_training_steps", _number(int, 1))),
+    "TOTAL_STEPS": Argument(
+        "rollouts, each followed by its update", "200", _to("trainer.total_training_steps", _number(int, 1))
+    ),
     "IP": Argument("simulation server(s): host, host:port or URL, comma-separated", "localhost", _to("retriever.ip")),
-    "SEARCH_MODE": Argument("simulate_prompt or simulate_sft", "simulate_sft", _to("retriever.search_mode", _choice("simulate_prompt", "simulate_sft"))),
-    "SIMULATION_LLM": Argument("model the server must serve (empty: ask it); a local checkpoint without IP is served here", "", _to("retriever.simulation_llm")),
-    "START_THRESHOLD": Argument("noise probability at the first step", "0", _to("retriever.start_threshold", _number(float, 0, 1))),
-    "END_THRESHOLD": Argument("noise probability at the last step", "0.5", _to("retriever.end_threshold", _number(float, 0, 1))),
-    "SEARCH_ENGINE": Argument("real engine for validation; none validates on simulated search", "none", lambda v: [] if _choice("none")(v) else []),
+    "SEARCH_MODE": Argument(
+        "simulate_prompt or simulate_sft",
+        "simulate_sft",
+        _to("retriever.search_mode", _choice("simulate_prompt", "simulate_sft")),
+    ),
+    "SIMULATION_LLM": Argument(
+        "model the server must serve (empty: ask it); without IP a local checkpoint, served here",
+        "",
+        _to("retriever.simulation_llm"),
+    ),
+    "START_THRESHOLD": Argument(
+        "noise probability at the first step", "0", _to("retriever.start_threshold", _number(float, 0, 1))
+    ),
+    "END_THRESHOLD": Argument(
+        "noise probability at the last step", "0.5", _to("retriever.end_threshold", _number(float, 0, 1))
+    ),
+    "SEARCH_ENGINE": Argument("search engine of the validation; none is the simulated one", "none", _no_real_engine),
     "MAX_TURNS": Argument("searches per trajectory", "5", _to("retriever.max_turns", _number(int, 1))),
     "TOPK": Argument("documents per search", "5", _to("retriever.topk", _number(int, 1))),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ def compose_config(overrides: Sequence[str], config_name: str = "ppo_trainer") -
         hint = _nearest_keys(rewritten, config_name)
         raise ValueError(f"the overrides cannot be composed: {_first_cause(error)}{hint}") from error
     assert isinstance(plain, dict)
-    return Composed(build_config(PPOTrainerConfig, {str(k): v for k, v in plain.items()}), plain, tuple(overrides))
+    values = {str(key): value for key, value in plain.items()}
+    return Composed(build_config(PPOTrainerConfig, values), values, tuple(overrides))
 
 
 def _first_cause(error: BaseException) -> str:
@@ -64,7 +65,7 @@ def _first_cause(error: BaseException) -> str:
 def _nearest_keys(overrides: Sequence[str], config_name: str) -> str:
     """For every override of an unknown key, the known one that looks most like it."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        known = set(_leaf_keys(compose(config_name)))
+        known = set(_keys(compose(config_name)))
     hints = []
     for override in overrides:
         key = override.partition("=")[0]
@@ -74,8 +75,9 @@ def _nearest_keys(overrides: Sequence[str], config_name: str) -> str:
     return "".join(hints)
 
 
-def _leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
     for name, value in config.items():
-        yield f"{prefix}{name}"
+        key = f"{prefix}{name!s}"
+        yield key
         if isinstance(value, DictConfig):
-            yield from _leaf_keys(value, f"{prefix}{name}.")
+            yield from _keys(value, f"{key}.")

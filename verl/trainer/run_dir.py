@@ -60,7 +60,7 @@ def describe(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> dict
         "status": trajectory.status.value,
         "reward": trajectory.reward,
         "scores": trajectory.reward_extra,
-        "prompt": tokenizer.decode(trajectory.prompt_ids),
+        "prompt": tokenizer.decode(list(trajectory.prompt_ids)),
         "prompt_ids": list(trajectory.prompt_ids),
         "segments": [_describe_segment(s, tokenizer) for s in trajectory.segments],
         "environment": _plain(trajectory.environment),
@@ -72,7 +72,7 @@ def describe(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> dict
 def _describe_segment(segment: Segment, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {
         "kind": segment.kind.value,
-        "text": tokenizer.decode(segment.token_ids),
+        "text": tokenizer.decode(list(segment.token_ids)),
         "token_ids": list(segment.token_ids),
         "log_probs": [round(value, 6) for value in segment.log_probs],
         "weights_versions": [list(run) for run in segment.weights_versions],

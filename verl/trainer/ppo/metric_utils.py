@@ -34,14 +34,16 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def compute_data_metrics(batch: DataProto, use_critic: bool = False) -> dict[str, float]:
     """verl's names for scores, rewards, advantages and returns; the latter two over policy tokens only."""
-    mask = batch.batch["response_mask"].bool()
-    scores = batch.batch["token_level_scores"].sum(-1)
-    rewards = batch.batch["token_level_rewards"].sum(-1)
+    tensors = batch.batch
+    assert tensors is not None
+    mask = tensors["response_mask"].bool()
+    scores = tensors["token_level_scores"].sum(-1)
+    rewards = tensors["token_level_rewards"].sum(-1)
     metrics = _tensor_spread("critic/score", scores) | _tensor_spread("critic/rewards", rewards)
-    metrics |= _tensor_spread("critic/advantages", batch.batch["advantages"][mask])
-    metrics |= _tensor_spread("critic/returns", batch.batch["returns"][mask])
+    metrics |= _tensor_spread("critic/advantages", tensors["advantages"][mask])
+    metrics |= _tensor_spread("critic/returns", tensors["returns"][mask])
     if use_critic:
-        metrics |= _tensor_spread("critic/values", batch.batch["values"][mask])
+        metrics |= _tensor_spread("critic/values", tensors["values"][mask])
     return metrics
 
 

@@ -122,6 +122,7 @@ class RayPPOTrainer:
 
     def _add_advantages(self, batch: DataProto, trajectories: Sequence[Trajectory]) -> DataProto:
         tensors = batch.batch
+        assert tensors is not None
         tensors["token_level_rewards"] = tensors["token_level_scores"]
         policy = self._config.algorithm.status_policy
         advantages, returns = self._estimator(

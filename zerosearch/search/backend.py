@@ -33,13 +33,15 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """``documents`` without their ``Doc i: `` prefix; ``latency`` in seconds, all attempts together."""
+    """``documents`` without their ``Doc i: `` prefix, at most topk; ``cut`` counts those beyond.
+    ``latency`` in seconds, all attempts together."""
 
     documents: tuple[str, ...]
     label: Label
     backend: str
     attempts: int
     latency: float
+    cut: int = 0
 
 
 class SearchBackend(Protocol):

@@ -1,0 +1,26 @@
+"""Small tensor functions shared by losses, advantages and the engine."""
+
+from __future__ import annotations
+
+import torch
+
+
+def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """log softmax(logits)[labels]: (..., vocabulary) and (...) int64 → (...)."""
+    return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
+
+
+def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of softmax(logits) in nats: (..., vocabulary) → (...)."""
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum where ``mask`` is not 0. What stands elsewhere does not matter, even if it is not finite."""
+    return torch.where(mask.bool(), values, 0).sum()
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean where ``mask`` is not 0; 0 for an empty mask."""
+    return masked_sum(values, mask) / mask.bool().sum().clamp(min=1)

@@ -1,8 +1,15 @@
-"""A small byte-level BPE tokenizer whose merges cross tag borders."""
+"""A small byte-level BPE tokenizer whose merges cross tag borders, and a scripted simulation server."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
+from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -33,3 +40,109 @@ def bpe_tokenizer() -> PreTrainedTokenizerFast:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return tokenizer
+
+
+@dataclass
+class Reply:
+    """One scripted reply of the fake server. ``body`` bytes are sent as they are."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+
+
+class FakeChatServer:
+    """An OpenAI-compatible server on a real port: plays ``script`` first, then answers with ``answer``."""
+
+    def __init__(self) -> None:
+        self.models: list[str] = ["sim"]
+        self.script: list[Reply] = []
+        self.models_script: list[Reply] = []
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.model_requests = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.delay = 0.0
+        self.answer: Callable[[dict[str, Any]], str | None] = lambda _: "Doc 1: nothing"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._list_models)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://{self.address}/v1"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _list_models(self, _: web.Request) -> web.Response:
+        self.model_requests += 1
+        if self.models_script:
+            return await self._play(self.models_script.pop(0))
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self.models]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            if self.script:
+                return await self._play(self.script.pop(0))
+            await asyncio.sleep(self.delay)
+            return web.json_response(completion(self.answer(body)))
+        finally:
+            self.in_flight -= 1
+
+    @staticmethod
+    async def _play(reply: Reply) -> web.Response:
+        await asyncio.sleep(reply.delay)
+        if isinstance(reply.body, bytes):
+            return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+        return web.json_response(reply.body, status=reply.status, headers=reply.headers)
+
+
+def completion(text: str | None) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    return {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.fixture
+async def chat_servers() -> AsyncIterator[Callable[[], Awaitable[FakeChatServer]]]:
+    """Starts fake servers on demand and stops them all at the end."""
+    started: list[FakeChatServer] = []
+
+    async def start() -> FakeChatServer:
+        server = FakeChatServer()
+        await server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        await server.stop()
+
+
+@pytest.fixture
+async def chat_server(chat_servers: Callable[[], Awaitable[FakeChatServer]]) -> FakeChatServer:
+    return await chat_servers()
+
+
+@pytest.fixture
+def reply() -> type[Reply]:
+    return Reply
+
+
+@pytest.fixture
+def dead_address() -> str:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,212 @@
+"""The search environment: a policy that thinks, searches and answers, with a simulated search engine.
+
+ZeroSearch (arXiv 2505.04588).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from verl.agent_loop.base import TRAIN, AgentLoop, AgentLoopContext, RewardFn, RewardInput, RolloutTask, Validation
+from verl.agent_loop.trajectory import SegmentKind, Trajectory
+from verl.utils.paths import resolve_path
+from verl.workers.rollout.engine import RolloutEngine
+from zerosearch import report
+from zerosearch.config import SearchConfig
+from zerosearch.curriculum import noise_probability
+from zerosearch.metrics import search_metrics
+from zerosearch.probe import probe_pairs, query_sensitivity
+from zerosearch.prompts import check_plain_encoding, load_prompt_template, load_simulation_template
+from zerosearch.records import Episode
+from zerosearch.reward import SearchReward, golden_answers, question_of, score_answer
+from zerosearch.search.simulation import SimulationBackend
+from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
+from zerosearch.simulation.pool import ServerPool, parse_addresses
+from zerosearch.turns import TurnRules, Turns
+
+_ENVIRONMENT_VARIABLE = "env:"
+
+
+class SearchAgentLoop(AgentLoop[SearchConfig]):
+    """Runs trajectories of at most ``max_turns`` searches under the noise curriculum.
+
+    Training draws noise with the probability of the task's step; validation runs at noise 0 and,
+    where the curriculum ends above 0, at its end.
+    """
+
+    Config: ClassVar[type] = SearchConfig
+
+    def __init__(self, config: SearchConfig, context: AgentLoopContext) -> None:
+        """Raises ValueError for a tokenizer or limits that cannot hold an observation."""
+        super().__init__(config, context)
+        check_plain_encoding(context.tokenizer)
+        self._rules = TurnRules.make(
+            context.tokenizer,
+            context.limits,
+            max_turns=config.max_turns,
+            topk=config.topk,
+            think=config.think,
+            corrective_message=config.corrective_message,
+        )
+
+    @cached_property
+    def backend(self) -> SimulationBackend:
+        """Made at its first use, when ``services`` has settled the address. Raises ValueError for a wrong
+        address or template."""
+        config = self.config
+        settings = ClientSettings(
+            model=config.simulation_llm,
+            api_key=config.api_key,
+            request_timeout=config.request_timeout,
+            deadline=config.deadline,
+            max_concurrency=config.max_concurrency,
+        )
+        client = ChatClient(ServerPool(parse_addresses(config.ip)), settings)
+        template = load_simulation_template(config.prompt_template or config.search_mode)
+        sampling = ChatSampling(config.temperature, config.top_p, config.max_tokens)
+        return SimulationBackend(config.search_mode, client, template, sampling, config.draw)
+
+    @property
+    def validation_modes(self) -> tuple[str, ...]:
+        return (report.NOISE_FREE, report.END_NOISE) if self.config.end_threshold > 0 else (report.NOISE_FREE,)
+
+    @contextmanager
+    def services(self) -> Iterator[SearchConfig]:
+        """Serves ``embedded_model`` where no address is given, and settles the API key."""
+        config = replace(self.config, api_key=_resolved_key(self.config.api_key))
+        if config.ip or not config.embedded_model:
+            yield config
+            return
+        from zerosearch.simulation.embedded import EmbeddedServer  # the server's dependencies only where one starts
+
+        with EmbeddedServer(
+            resolve_path(config.embedded_model),
+            max_num_seqs=config.embedded.max_num_seqs,
+            max_model_len=config.embedded.max_model_len,
+            dtype=config.embedded.dtype,
+            log_dir=self.context.run_dir / "logs",
+        ) as server:
+            yield replace(config, ip=server.url, simulation_llm=server.model)
+
+    async def preflight(self) -> list[str]:
+        """Template, address, every server's model list, and one real search."""
+        if not self.config.ip:
+            return ["no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"]
+        try:
+            backend = self.backend
+        except ValueError as error:
+            return [str(error)]
+        return await backend.preflight()
+
+    async def run(self, task: RolloutTask, engine: RolloutEngine, reward: RewardFn) -> Trajectory:
+        row = task.prompt.row
+        episode = Episode(
+            question=question_of(row),
+            golden_answers=golden_answers(row),
+            hops=(row.get("extra_info") or {}).get("hops"),
+            noise_probability=self._noise_probability(task),
+        )
+        turns = Turns(self._rules, task, engine, self.backend, episode)
+        await turns.run()
+        return await self._rewarded(turns, reward)
+
+    def _noise_probability(self, task: RolloutTask) -> float:
+        config = self.config
+        if task.mode == TRAIN:
+            total = self.context.total_steps
+            return noise_probability(
+                task.key.step, total, config.start_threshold, config.end_threshold, config.exp_base
+            )
+        assert task.mode in self.validation_modes, task.mode
+        return config.end_threshold if task.mode == report.END_NOISE else 0.0
+
+    async def _rewarded(self, turns: Turns, reward: RewardFn) -> Trajectory:
+        task, answer = turns.task, turns.episode.answer
+        scores = score_answer(answer, turns.episode.golden_answers)
+        given = RewardInput(task.prompt.data_source, self._policy_text(turns), answer, task.prompt.row)
+        returned = await reward(given)
+        return Trajectory(
+            uid=task.prompt.uid,
+            sample=task.key.sample,
+            step=task.key.step,
+            mode=task.mode,
+            prompt_ids=task.prompt.prompt_ids,
+            segments=turns.segments,
+            status=turns.status,
+            reward=returned["score"],
+            reward_extra={name: value for name, value in returned.items() if name != "score"} | asdict(scores),
+            data_source=task.prompt.data_source,
+            environment=replace(turns.episode, scores=scores),
+            timings={"generate": turns.generate_seconds, "search": turns.search_seconds},
+        )
+
+    def _policy_text(self, turns: Turns) -> str:
+        """What the policy wrote, without end-of-sequence and other special tokens."""
+        decode = self.context.tokenizer.decode
+        policy = [list(segment.token_ids) for segment in turns.segments if segment.kind is SegmentKind.POLICY]
+        return "".join(str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for ids in policy)
+
+    def default_reward(self) -> RewardFn:
+        return SearchReward(self.config.reward_metric)
+
+    @classmethod
+    def prompt_template(cls, name: str) -> str:
+        return load_prompt_template(name).text
+
+    @classmethod
+    def check_row(cls, row: Mapping[str, Any]) -> None:
+        question_of(row)
+        golden_answers(row)
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        return search_metrics(trajectories)
+
+    def headline(self, metrics: Mapping[str, float]) -> str:
+        return report.headline(metrics)
+
+    @property
+    def reported_scores(self) -> tuple[str, ...]:
+        return ("f1", "em")
+
+    def describe_mode(self, mode: str) -> str:
+        return f"noise {self.config.end_threshold:g}" if mode == report.END_NOISE else "noise 0"
+
+    def figures(self, validation: Mapping[str, float]) -> dict[str, str]:
+        return report.figures(validation)
+
+    def summary(self, before: Validation, after: Validation) -> dict[str, float]:
+        return report.summary(before, after)
+
+    async def probe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Query sensitivity on the last searches of up to ``probe_samples`` rows."""
+        pairs = probe_pairs(trajectories, self.config.probe_samples, self.context.seed, self.config.topk)
+        return await query_sensitivity(self.backend, pairs) if pairs else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What fixes the curriculum and the draws."""
+        return {
+            "total_steps": self.context.total_steps,
+            "start_threshold": self.config.start_threshold,
+            "end_threshold": self.config.end_threshold,
+            "exp_base": self.config.exp_base,
+            "seed": self.context.seed,
+        }
+
+    async def close(self) -> None:
+        if "backend" in self.__dict__:
+            await self.backend.close()
+
+
+def _resolved_key(key: str) -> str:
+    """``env:NAME`` as the value of that environment variable."""
+    if not key.startswith(_ENVIRONMENT_VARIABLE):
+        return key
+    name = key.removeprefix(_ENVIRONMENT_VARIABLE)
+    if name not in os.environ:
+        raise ValueError(f"retriever.api_key is {key!r}, but the environment variable {name} is not set")
+    return os.environ[name]

@@ -1,0 +1,78 @@
+"""The section ``retriever`` of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from verl.utils.config import ReadableAsMapping
+from zerosearch.actions import ThinkMode
+from zerosearch.prompts import CORRECTIVE_MESSAGE
+from zerosearch.reward import Metric
+from zerosearch.search.noise import Draw
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class EmbeddedConfig(ReadableAsMapping):
+    """The server started for ``embedded_model``. ``max_model_len`` null: what the model allows."""
+
+    max_num_seqs: PositiveInt = 128
+    max_model_len: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class SearchConfig(ReadableAsMapping):
+    """How the policy searches.
+
+    ``ip``: addresses of the simulation servers (host, host:port or URL, comma-separated; port 6001
+    and path /v1 where absent). Where it is empty, ``embedded_model`` (a checkpoint or ``pkg://…``)
+    is served by this run itself. ``simulation_llm``: the model name to ask for; empty asks the
+    server. ``api_key``: the key, or ``env:NAME`` for the value of an environment variable, which
+    keeps it out of saved configurations.
+
+    ``prompt_template``: what the simulation LLM is asked, a file or ``pkg://…``; empty takes the
+    packaged one of the mode. ``temperature``, ``top_p`` and ``max_tokens`` are its sampling.
+
+    ``start_threshold`` and ``end_threshold``: noise probability at the first and at the last step;
+    ``exp_base``: how late it rises (`zerosearch.curriculum`). ``draw``: a repeated query meets the
+    same documents (``trajectory``) or a new coin (``call``).
+
+    ``max_turns`` searches per trajectory, of ``topk`` documents. ``think`` strict: an action inside
+    an open <think> is none. ``corrective_message`` follows an invalid action.
+
+    ``request_timeout`` seconds per attempt, ``deadline`` seconds per call with all retries,
+    ``max_concurrency`` requests at once per rollout worker. ``probe_samples`` trajectories at most
+    measure query sensitivity after a validation; 0 measures nothing.
+    """
+
+    search_mode: Literal["simulate_sft", "simulate_prompt"] = "simulate_sft"
+    ip: str = ""
+    embedded_model: str = ""
+    embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
+    simulation_llm: str = ""
+    api_key: str = field(default="", repr=False)
+    prompt_template: str = ""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: PositiveInt = 600
+    start_threshold: Probability = 0.0
+    end_threshold: Probability = 0.5
+    exp_base: Annotated[float, Field(ge=1)] = 4.0
+    draw: Draw = "trajectory"
+    max_turns: NonNegativeInt = 5
+    topk: PositiveInt = 5
+    think: ThinkMode = "lenient"
+    corrective_message: str = CORRECTIVE_MESSAGE
+    reward_metric: Metric = "f1"
+    request_timeout: PositiveFloat = 120.0
+    deadline: PositiveFloat = 240.0
+    max_concurrency: PositiveInt = 256
+    probe_samples: NonNegativeInt = 64

@@ -28,7 +28,8 @@ def deserialize_single_tensor(arr: SerializedTensor) -> torch.Tensor:
     dtype = getattr(torch, dtype_name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{dtype_name!r} is no torch dtype")
-    data = np.frombuffer(data, dtype=np.uint8)
+    if data.size == 0:
+        return torch.empty(shape, dtype=dtype)
     writable = data if data.flags.writeable else data.copy()
     return torch.from_numpy(writable).view(dtype).reshape(shape)
 

@@ -1,0 +1,139 @@
+"""Placing bundles of resources on a Ray cluster, or refusing with the numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Resources:
+    """CPUs and GPUs."""
+
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs"
+
+    def times(self, count: int) -> Resources:
+        return Resources(self.cpus * count, self.gpus * count)
+
+    def plus(self, other: Resources) -> Resources:
+        return Resources(self.cpus + other.cpus, self.gpus + other.gpus)
+
+    def fits(self, room: Resources) -> bool:
+        return self.cpus <= room.cpus + _EPSILON and self.gpus <= room.gpus + _EPSILON
+
+    def bundle(self) -> dict[str, float]:
+        return {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount > 0}
+
+    @classmethod
+    def of(cls, amounts: dict[str, float]) -> Resources:
+        return cls(amounts.get("CPU", 0.0), amounts.get("GPU", 0.0))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One rank's bundle and the node it is on."""
+
+    placement_group: PlacementGroup
+    bundle_index: int
+    node_id: str
+
+
+@dataclass
+class Bundles:
+    """Placed bundles and who holds a share of them.
+
+    Invariant: the shares held of a bundle never exceed it. The placement groups live until the
+    last share is given back.
+    """
+
+    groups: list[PlacementGroup]
+    slots: list[Slot]
+    size: Resources
+    shares: dict[str, tuple[frozenset[int], Resources]] = field(default_factory=dict)
+    removed: bool = False
+
+    def claim(self, owner: str, positions: Iterable[int], share: Resources) -> None:
+        """Takes a share of each slot. Raises ValueError with what is asked, held and there."""
+        wanted = frozenset(positions)
+        for position in wanted:
+            held = self._held(position)
+            if not held.plus(share).fits(self.size):
+                raise ValueError(
+                    f"worker group {owner!r} asks for {share} of a bundle of {self.size}, of which {held} are taken; "
+                    "lower num_cpus, or raise max_colocate_count or cpus_per_bundle"
+                )
+        self.shares[owner] = wanted, share
+
+    def _held(self, position: int) -> Resources:
+        held = Resources(0, 0)
+        for owned, share in self.shares.values():
+            held = held.plus(share) if position in owned else held
+        return held
+
+    def release(self, owner: str) -> None:
+        """Gives a share back; the placement groups, with every actor in them, go with the last one."""
+        self.shares.pop(owner, None)
+        if not self.shares and not self.removed:
+            self.removed = True
+            for group in self.groups:
+                remove_placement_group(group)
+
+
+def place(
+    counts: Sequence[int], size: Resources, strategy: str, name: str, lifetime: str | None, timeout_s: float
+) -> Bundles:
+    """Reserves ``counts[i]`` bundles on one node for each i. Slots are in rank order: nodes by address.
+
+    Raises ValueError at once when the cluster's nodes could never hold them, and TimeoutError
+    when they are not free within ``timeout_s``; both with what is asked and what is there.
+    """
+    _refuse_impossible(counts, size, name)
+    groups = [
+        placement_group([size.bundle()] * count, strategy=strategy, name=f"{name}{position}", lifetime=lifetime)
+        for position, count in enumerate(counts)
+    ]
+    deadline = time.monotonic() + timeout_s
+    if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups):
+        free = Resources.of(ray.available_resources())
+        for group in groups:
+            remove_placement_group(group)
+        asked, total = size.times(sum(counts)), Resources.of(ray.cluster_resources())
+        raise TimeoutError(
+            f"{name!r} asks for {asked}; of the cluster's {total} only {free} came free in {timeout_s:g} s"
+        )
+    placed = sorted((_slots(group) for group in groups), key=_address)
+    return Bundles(groups, [slot for slots in placed for slot in slots], size)
+
+
+def _refuse_impossible(counts: Sequence[int], size: Resources, name: str) -> None:
+    nodes = [Resources.of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    asked = size.times(sum(counts))
+    total = Resources(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes))
+    if not asked.fits(total):
+        raise ValueError(f"{name!r} asks for {asked} ({sum(counts)} x {size}); the Ray cluster has {total}")
+    largest = size.times(max(counts))
+    if not any(largest.fits(node) for node in nodes):
+        raise ValueError(
+            f"{name!r} asks for {largest} on one node ({max(counts)} x {size}); "
+            f"the Ray cluster's nodes have {'; '.join(map(str, nodes))}"
+        )
+
+
+def _slots(group: PlacementGroup) -> list[Slot]:
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return [Slot(group, index, nodes[index]) for index in sorted(nodes)]
+
+
+def _address(slots: list[Slot]) -> tuple[int, ...]:
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}[slots[0].node_id]
+    return tuple(int(part) for part in address.split(".") if part.isdigit())

@@ -1,0 +1,259 @@
+"""RayWorkerGroup: one driver's handle on many workers."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tensordict import TensorDictBase
+
+from verl.protocol import DataProto
+from verl.single_controller.base import WorkerGroup
+from verl.single_controller.base.environment import RankEnvironment
+from verl.single_controller.base.network import free_port
+from verl.single_controller.ray.actor import RayClassWithInitArgs
+from verl.single_controller.ray.failure import gather
+from verl.single_controller.ray.placement import Resources, Slot
+from verl.single_controller.ray.resource_pool import RayResourcePool
+
+
+class RayWorkerGroup(WorkerGroup):
+    """One actor of a class in each place of a pool, in rank order; or actors that run already.
+
+    Registered methods of the class are methods of the group. Actors start in the background:
+    ``wait_ready``, or the first call, waits for them and raises what their constructors raised.
+    """
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        bin_pack: bool = True,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[ActorHandle] | None = None,
+    ) -> None:
+        """``bin_pack``: each node's processes must be on one node. ``worker_names`` or
+        ``worker_handles``: attach to these instead of starting any.
+
+        Raises ValueError or TimeoutError where the pool has no room, see RayResourcePool.
+        """
+        super().__init__(resource_pool)
+        if ray_cls_with_init is None:
+            raise ValueError("a worker group needs the class of its workers")
+        self.ray_cls_with_init = ray_cls_with_init
+        self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
+        self._method_prefix = ""
+        self._master: tuple[str, int] | None = None
+        self._owns_workers = worker_names is None and worker_handles is None
+        self.wg_dict: dict[str, RayWorkerGroup] = {}
+        if worker_names is None and worker_handles is None:
+            if resource_pool is None:
+                raise ValueError("a worker group needs a resource pool, or workers to attach to")
+            self._start(resource_pool, "STRICT_PACK" if bin_pack else "PACK", detached)
+        else:
+            self._worker_names = list(worker_names or [])
+            self._workers = list(worker_handles or [ray.get_actor(name) for name in self._worker_names])
+        if not ray_cls_with_init.members:
+            self._bind_worker_method(ray_cls_with_init.user_cls)
+
+    def _start(self, pool: RayResourcePool, strategy: str, detached: bool) -> None:
+        cls_name = self.ray_cls_with_init.user_cls.__name__
+        options = self.ray_cls_with_init.options(pool.share)
+        self._owner = f"{self.name_prefix}{cls_name}_{secrets.token_hex(3)}"
+        share = Resources(float(options["num_cpus"] or 0), float(options["num_gpus"] or 0))
+        slots = pool.claim(self._owner, share, strategy)
+        environments = _environments(slots)
+        self._master = environments[0].master_addr, environments[0].master_port
+        nodes = list(dict.fromkeys(slot.node_id for slot in slots))
+        self._worker_names = [
+            f"{self.name_prefix}{cls_name}_{nodes.index(slot.node_id)}:{environment.local_rank}"
+            for slot, environment in zip(slots, environments, strict=True)
+        ]
+        if detached:
+            options["lifetime"] = "detached"
+        self._workers = [
+            self.ray_cls_with_init.start(slot, environment, options | {"name": name})
+            for slot, environment, name in zip(slots, environments, self._worker_names, strict=True)
+        ]
+
+    @classmethod
+    def from_detached(
+        cls,
+        name_prefix: str | None = None,
+        worker_names: Sequence[str] | None = None,
+        worker_handles: Sequence[ActorHandle] | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+    ) -> RayWorkerGroup:
+        """A group of actors that run already, found by name or given. Raises ValueError for an unknown name."""
+        return cls(
+            ray_cls_with_init=ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+        )
+
+    @property
+    def workers(self) -> list[ActorHandle]:
+        """The actors, in rank order."""
+        return list(self._workers)
+
+    @property
+    def worker_names(self) -> list[str]:
+        return list(self._worker_names)
+
+    @property
+    def world_size(self) -> int:
+        return len(self._workers)
+
+    @property
+    def master_address(self) -> str:
+        """The address at which the group's ranks meet."""
+        return self._meeting_point()[0]
+
+    @property
+    def master_port(self) -> int:
+        """The port at which the group's ranks meet."""
+        return self._meeting_point()[1]
+
+    def _meeting_point(self) -> tuple[str, int]:
+        if self._master is None:
+            address, port = self.execute_rank_zero_sync("get_master_addr_port")
+            self._master = address, int(port)
+        return self._master
+
+    def wait_ready(self) -> None:
+        """Waits until every worker's constructor is through; raises the first error of one."""
+        refs = [worker.__ray_ready__.remote() for worker in self._workers]
+        self._gather(refs, "__init__")
+
+    # Calling by name
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Starts a method on every rank.
+
+        Where every argument is a list with one element per rank, each rank gets its element;
+        otherwise all get the arguments as they are.
+        """
+        n, name = self.world_size, self._method_prefix + method_name
+        values = (*args, *kwargs.values())
+        if not values or not all(isinstance(value, list) and len(value) == n for value in values):
+            args, kwargs = tuple([arg] * n for arg in args), {key: [value] * n for key, value in kwargs.items()}
+        args, kwargs = tuple(map(_shared, args)), {key: _shared(value) for key, value in kwargs.items()}
+        return [
+            _remote(worker, name, [arg[rank] for arg in args], {key: value[rank] for key, value in kwargs.items()})
+            for rank, worker in enumerate(self._workers)
+        ]
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The same, and waits for the outputs."""
+        return self._gather(self.execute_all_async(method_name, *args, **kwargs), method_name)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Alias of execute_all_async."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
+        """Starts a method on rank 0, with the arguments as they are."""
+        return _remote(self._workers[0], self._method_prefix + method_name, args, kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The same, and waits for the output."""
+        return self._gather([self.execute_rank_zero_async(method_name, *args, **kwargs)], method_name)[0]
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
+        """Alias of execute_rank_zero_async."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def _execute(self, method_name: str, args: Any, kwargs: dict[str, Any], rank_zero: bool, blocking: bool) -> Any:
+        if rank_zero:
+            run = self.execute_rank_zero_sync if blocking else self.execute_rank_zero_async
+            return run(method_name, *args, **kwargs)
+        return (self.execute_all_sync if blocking else self.execute_all_async)(method_name, *args, **kwargs)
+
+    def _gather(self, refs: Sequence[ray.ObjectRef], method_name: str) -> list[Any]:
+        names = self._worker_names
+        return gather(
+            refs, lambda rank: f"raised by {method_name} on rank {rank} of {self.world_size} ({names[rank : rank + 1]})"
+        )
+
+    # Several classes in one process
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """A group for each named class of a colocated worker, on the same processes."""
+        return {prefix: self._member(prefix) for prefix in prefix_set}
+
+    def fuse(self, prefix_set: Iterable[str]) -> None:
+        """Makes ``spawn``'s groups reachable as ``wg_dict[name]`` and as attributes of this group."""
+        for prefix, group in self.spawn(prefix_set).items():
+            self.wg_dict[prefix] = group
+            self.__dict__[prefix] = group
+
+    def _member(self, name: str) -> RayWorkerGroup:
+        members = self.ray_cls_with_init.members
+        if name not in members:
+            raise ValueError(f"no class {name!r} in this process; there are {sorted(members)}")
+        member_cls = RayClassWithInitArgs(members[name])
+        group = RayWorkerGroup(
+            ray_cls_with_init=member_cls,
+            name_prefix=self.name_prefix,
+            worker_names=self._worker_names,
+            worker_handles=self._workers,
+        )
+        group.resource_pool, group._master, group._method_prefix = self.resource_pool, self._master, f"{name}_"
+        return group
+
+    def shutdown(self) -> None:
+        """Ends the actors this group started and gives its places back; the last group's frees the bundles."""
+        if not self._owns_workers:
+            return
+        for worker in self._workers:
+            ray.kill(worker)
+        assert isinstance(self.resource_pool, RayResourcePool)
+        self.resource_pool.release(self._owner)
+        self._owns_workers = False
+
+
+def _remote(worker: ActorHandle, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> ray.ObjectRef:
+    return getattr(worker, method_name).remote(*args, **kwargs)
+
+
+def _shared(values: list[Any]) -> list[Any]:
+    """Data that several ranks get is put into the object store once."""
+    counts = Counter(map(id, values))
+    refs = {
+        id(value): ray.put(value)
+        for value in {id(value): value for value in values}.values()
+        if counts[id(value)] > 1 and isinstance(value, DataProto | TensorDictBase | torch.Tensor | np.ndarray)
+    }
+    return [refs.get(id(value), value) for value in values]
+
+
+def _environments(slots: Sequence[Slot]) -> list[RankEnvironment]:
+    address, port = _rendezvous(slots[0])
+    sizes = Counter(slot.node_id for slot in slots)
+    seen: Counter[str] = Counter()
+    environments = []
+    for rank, slot in enumerate(slots):
+        node = slot.node_id
+        environments.append(RankEnvironment(rank, len(slots), seen[node], sizes[node], address, port))
+        seen[node] += 1
+    return environments
+
+
+def _rendezvous(slot: Slot) -> tuple[str, int]:
+    """The address of a slot's node and a port that is free there."""
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}[slot.node_id]
+    if slot.node_id == ray.get_runtime_context().get_node_id():
+        return address, free_port()
+    there = NodeAffinitySchedulingStrategy(node_id=slot.node_id, soft=False)
+    ask = ray.remote(free_port).options(num_cpus=0, scheduling_strategy=there)
+    return address, ray.get(ask.remote())

@@ -106,6 +106,11 @@ class AgentLoop(ABC, Generic[ConfigT]):
         """Settings under which to validate; the first is the one by which the best weights are chosen."""
         return ("validation",)
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Where generations end; an exported policy's generation configuration carries them."""
+        return ()
+
     @contextmanager
     def services(self) -> Iterator[ConfigT]:
         """Starts what the environment needs beside the trainer; yields the configuration for the workers."""

@@ -18,6 +18,7 @@ from verl.agent_loop.worker import RolloutSpec, RolloutWorker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.compose import Composed
 from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.trainer.ppo.parts import TrainerParts
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.report import RunClock, make_summary, print_report
@@ -172,6 +173,7 @@ class TrainingRun:
             actor=config.actor_rollout_ref.actor,
             ref=config.actor_rollout_ref.ref,
             rollout=config.actor_rollout_ref.rollout,
+            loss=ActorLoss.of(config.actor_rollout_ref.actor),
             total_training_steps=config.trainer.total_training_steps,
             num_threads=config.trainer.num_threads,
             device=device_name(config),

@@ -56,7 +56,8 @@ class RayPPOTrainer:
                 self._validate(step)
         if trainer.save_final:
             with self._timer.phase("save"):
-                self._parts.actor_group.save_hf(str(self._parts.run.path / "checkpoints" / "final"))
+                target = str(self._parts.run.path / "checkpoints" / "final")
+                self._parts.actor_group.save_hf(target, self._parts.environment.stop_strings)
 
     def _train_step(self, step: int) -> None:
         start = time.perf_counter()
@@ -65,6 +66,7 @@ class RayPPOTrainer:
         with self._timer.phase("collate"):
             valid = self._without_failures(trajectories)
             batch = to_data_proto(valid, self._parts.tokenizer.pad_token_id, self._sampling.temperature)
+            batch.meta_info["global_steps"] = step
         batch = self._add_old_log_probs(batch)
         batch = self._add_reference(batch)
         with self._timer.phase("advantage"):

@@ -1,0 +1,170 @@
+"""One process per rank that trains the actor and scores with actor and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ray.actor import ActorHandle
+from torch.distributed.device_mesh import init_device_mesh
+
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.dispatch import collect_rank_zero
+from verl.workers.config import ActorConfig, ModelConfig, RefConfig, RolloutConfig
+from verl.workers.engine.fsdp import FSDPEngine, TokenScores, TrainableFSDPEngine
+from verl.workers.engine.hf_export import save_hf_checkpoint
+from verl.workers.engine.loss import BatchLoss
+from verl.workers.engine.optimizer import learning_rate
+from verl.workers.engine.rows import pad_scores, rows_from_batch
+from verl.workers.engine.sharding import DTYPES
+from verl.workers.rollout.engine import NamedTensor
+from verl.workers.rollout.weight_sync import send_weights
+
+MESH = "actor"
+SCORE_DISPATCH = make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH, padding="ragged")
+UPDATE_DISPATCH: dict[str, Callable] = {**SCORE_DISPATCH, "collect_fn": collect_rank_zero}
+
+
+@dataclass(frozen=True)
+class TrainingWorkerConfig:
+    """Everything a training worker is made from.
+
+    ``model_path`` is where the checkpoint lies on every node. ``loss`` is the actor's. ``device`` is
+    ``cpu`` or ``cuda``; ``num_threads`` 0 leaves torch's choice. Batches whose update was skipped are
+    written below ``run_dir``.
+    """
+
+    model_path: str
+    model: ModelConfig
+    actor: ActorConfig
+    ref: RefConfig
+    rollout: RolloutConfig
+    loss: BatchLoss
+    total_training_steps: int
+    num_threads: int
+    device: str
+    run_dir: str
+
+
+class TrainingWorker(Worker):
+    """Actor and, with a KL loss, frozen reference on one rank of an FSDP mesh.
+
+    All methods are collective: they are called on every rank of the group. Batches are those of the
+    trainer (see :func:`rows_from_batch`); ranks may get different numbers of rows, or none.
+    """
+
+    def __init__(self, config: TrainingWorkerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._last_step = 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Joins the process group and loads the models. Raises ValueError for a checkpoint that cannot be trained."""
+        config = self.config
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self._join_process_group()
+        mesh = init_device_mesh(config.device, (self.world_size,), mesh_dim_names=("fsdp",))
+        model, temperature = replace(config.model, path=config.model_path), config.rollout.temperature
+        self.actor = TrainableFSDPEngine(model, config.actor, mesh, temperature, Path(config.run_dir) / "nonfinite")
+        self.reference: FSDPEngine | None = None
+        if config.actor.use_kl_loss:
+            max_tokens = config.ref.log_prob_max_token_len_per_gpu
+            self.reference = FSDPEngine(model, config.actor.fsdp_config, mesh, temperature, max_tokens)
+        self._register_dispatch_collect_info(MESH, dp_rank=self.rank, is_collect=True)
+
+    def _join_process_group(self) -> None:
+        address, port = self.get_master_addr_port()
+        backend = "cpu:gloo"
+        if self.config.device == "cuda":
+            torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend, init_method=f"tcp://{address}:{port}", rank=self.rank, world_size=self.world_size
+        )
+
+    @register(dispatch_mode=SCORE_DISPATCH)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """``ref_log_prob`` (B, R) float32. Raises ValueError if the worker has no reference."""
+        if self.reference is None:
+            raise ValueError("there is no reference model: actor.use_kl_loss is false")
+        log_probs, _ = self._score(self.reference, data)
+        return DataProto.from_dict({"ref_log_prob": log_probs})
+
+    @register(dispatch_mode=SCORE_DISPATCH)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """The actor's ``old_log_probs`` and ``entropys``, each (B, R) float32, at the sampling temperature."""
+        log_probs, entropys = self._score(self.actor, data)
+        return DataProto.from_dict({"old_log_probs": log_probs, "entropys": entropys})
+
+    def _score(self, engine: FSDPEngine, data: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = _tensors(data)
+        scores: Sequence[TokenScores] = engine.forward_log_probs(rows_from_batch(tensors))
+        width = tensors["responses"].shape[1]
+        return pad_scores([s.log_probs for s in scores], width), pad_scores([s.entropys for s in scores], width)
+
+    @register(dispatch_mode=UPDATE_DISPATCH)
+    def update_actor(self, data: DataProto) -> DataProto:
+        """One optimizer step on the rows of all ranks.
+
+        ``meta_info["global_steps"]`` is the training step, counted from 1; the learning rate follows
+        from it. A batch without ``old_log_probs`` is attributed to the policy as it is, which is right
+        for a step's only update and refused for a further one (ValueError).
+
+        Returns ``meta_info["metrics"]``: the loss's metrics and ``actor/loss``, ``actor/grad_norm``,
+        ``actor/lr``, ``actor/tokens``, ``actor/nonfinite_updates``, over all ranks.
+        """
+        step, tensors = self._training_step(data), _tensors(data)
+        fields = [*self.config.loss.fields, *(key for key in ("old_log_probs",) if key in tensors)]
+        if step == self._last_step and "old_log_probs" not in tensors:
+            raise ValueError(f"a second update in step {step} needs old_log_probs in the batch")
+        self._last_step = step
+        rate = learning_rate(self.config.actor.optim, step, self.config.total_training_steps)
+        metrics = self.actor.train_batch(rows_from_batch(tensors, fields), self.config.loss, rate)
+        named = {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
+        return DataProto(meta_info={"metrics": named})
+
+    def _training_step(self, data: DataProto) -> int:
+        if "global_steps" not in data.meta_info:
+            raise ValueError("meta_info needs global_steps, the number of the training step")
+        return int(data.meta_info["global_steps"])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_weights(self, receivers: Sequence[ActorHandle], version: int) -> None:
+        """Streams the actor's weights, in the rollout's type, to rollout engines.
+
+        ``receivers`` are actors with the methods of ``WeightReceiver``. Raises InfrastructureError on
+        rank 0 if one of them failed.
+        """
+        dtype = DTYPES[self.config.rollout.dtype]
+        weights = ((name, tensor.to(dtype)) for name, tensor in self.actor.full_tensors())
+        if self.rank == 0:
+            send_weights(weights, receivers, version, self.config.rollout.weight_bucket_megabytes << 20)
+        else:
+            _exhaust(weights)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_hf(self, path: str, stop_strings: Sequence[str] = ()) -> None:
+        """Writes the actor as a Hugging Face checkpoint; rank 0 writes. See :func:`save_hf_checkpoint`."""
+        weights = self.actor.full_tensors()
+        if self.rank == 0:
+            save_hf_checkpoint(weights, self.config.model_path, Path(path), stop_strings)
+        else:
+            _exhaust(weights)
+        dist.barrier()
+
+
+def _tensors(data: DataProto) -> dict[str, torch.Tensor]:
+    assert data.batch is not None
+    return data.batch.to_dict()
+
+
+def _exhaust(weights: Iterator[NamedTensor]) -> None:
+    for _ in weights:
+        pass

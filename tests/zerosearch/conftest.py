@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from verl.workers.rollout.engine import Generation, GenerationRequest, StopReason
 
 _CORPUS = [
     "<search>capital of France</search>\n\n<information>Doc 1: Paris is the capital.</information>\n\n",
@@ -146,3 +148,56 @@ def dead_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class ScriptedEngine:
+    """An engine whose policy says given texts, one per generation, and stops as a real one does.
+
+    A generation goes on where the last one stopped when its context shows no observation between.
+    A text that runs out ends with the end-of-sequence id. ``weights_version`` counts requests.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = list(texts)
+        self._rest: list[int] = []
+        self._seen: tuple[int, ...] = ()
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[Generation] = []
+        self.released: list[str] = []
+        self.failure: Exception | None = None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        if self.failure is not None:
+            raise self.failure
+        if not (self._seen and request.token_ids == self._seen):
+            text = self._texts.pop(0)
+            self._rest = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
+        ids, reason, stop = self._sample(request)
+        self._rest = self._rest[len(ids) :]
+        self._seen = request.token_ids + tuple(ids)
+        log_probs = tuple(-0.01 * (len(request.token_ids) + i) for i in range(len(ids)))
+        versions = ((len(self.requests), len(ids)),)
+        self.generations.append(Generation(tuple(ids), log_probs, reason, stop, versions))
+        return self.generations[-1]
+
+    def _sample(self, request: GenerationRequest) -> tuple[list[int], StopReason, str | None]:
+        ids: list[int] = []
+        for token in self._rest[: request.sampling.max_tokens]:
+            ids.append(token)
+            text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            for stop in request.sampling.stop:
+                if stop in text:
+                    return ids, StopReason.STOP_STRING, stop
+            if token == self._tokenizer.eos_token_id:
+                return ids, StopReason.END_OF_SEQUENCE, None
+        return ids, StopReason.LENGTH, None
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+@pytest.fixture
+def make_engine(bpe_tokenizer: PreTrainedTokenizerFast) -> Callable[..., ScriptedEngine]:
+    return lambda *texts: ScriptedEngine(bpe_tokenizer, texts)

@@ -78,7 +78,7 @@ def test_wrong_simulation_templates_name_file_and_placeholder(tmp_path: Path, te
 
 
 def test_a_missing_template_lists_the_packaged_ones() -> None:
-    with pytest.raises(ValueError, match="'serch' is neither a file nor .* search, simulate_prompt, simulate_sft"):
+    with pytest.raises(ValueError, match=r"'serch' is neither a file nor .* search, simulate_prompt, simulate_sft"):
         load_prompt_template("serch")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from verl._protocol.data import DataProto
-from verl._protocol.padding import unpad_dataproto
+from verl._protocol.functions import unpad_dataproto
 
 
 @dataclass(eq=False)

@@ -119,17 +119,15 @@ def test_options_reach_the_actors(start_group: StartGroup, probe_worker: type) -
 
 
 def test_asking_for_more_than_exists_is_refused_at_once(ray_session: None, probe_worker: type) -> None:
-    with pytest.raises(ValueError, match="asks for 99 CPUs and 0 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
+    with pytest.raises(ValueError, match=r"asks for 99 CPUs and 0 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
         RayWorkerGroup(RayResourcePool([99], use_gpu=False), RayClassWithInitArgs(probe_worker))
-    with pytest.raises(ValueError, match="asks for 2 CPUs and 2 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
+    with pytest.raises(ValueError, match=r"asks for 2 CPUs and 2 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
         RayWorkerGroup(RayResourcePool([2]), RayClassWithInitArgs(probe_worker))
+    held = RayResourcePool([1], use_gpu=False)
+    held.claim("holder", held.share, "STRICT_PACK")
     with pytest.raises(TimeoutError, match="asks for 8 CPUs and 0 GPUs; of the cluster's 8 CPUs"):
-        held = RayResourcePool([1], use_gpu=False)
-        held.claim("holder", held.share, "STRICT_PACK")
-        try:
-            RayResourcePool([8], use_gpu=False, timeout_s=0.2).get_placement_groups()
-        finally:
-            held.release("holder")
+        RayResourcePool([8], use_gpu=False, timeout_s=0.2).get_placement_groups()
+    held.release("holder")
 
 
 def test_constructor_error_surfaces(start_group: StartGroup) -> None:

@@ -17,6 +17,7 @@ from verl.agent_loop.trajectory import SegmentKind, Trajectory
 from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import RolloutEngine
 from zerosearch import report
+from zerosearch.actions import STOP_STRINGS
 from zerosearch.config import SearchConfig
 from zerosearch.curriculum import noise_probability
 from zerosearch.metrics import search_metrics
@@ -70,6 +71,10 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
         template = load_simulation_template(config.prompt_template or config.search_mode)
         sampling = ChatSampling(config.temperature, config.top_p, config.max_tokens)
         return SimulationBackend(config.search_mode, client, template, sampling, config.draw)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return STOP_STRINGS
 
     @property
     def validation_modes(self) -> tuple[str, ...]:

@@ -32,14 +32,6 @@ from zerosearch.text import normalize_text
 _PROMPT_TAIL = 8
 
 
-class SearchFailedError(InfrastructureError):
-    """A search that got no answer, tried anew once. ``episode`` tells how far the trajectory had come."""
-
-    def __init__(self, message: str, episode: Episode) -> None:
-        super().__init__(message)
-        self.environment = episode
-
-
 @dataclass(frozen=True)
 class TurnRules:
     """What is the same for every trajectory of a run."""
@@ -192,7 +184,8 @@ class Turns:
         try:
             return await _search_anew_once(self.backend, request)
         except InfrastructureError as error:
-            raise SearchFailedError(str(error), replace(self.episode, failed_query=query)) from error
+            error.environment = replace(self.episode, failed_query=query)
+            raise
 
     def _record(self, turn: int, query: str, result: SearchResult, observation: Observation) -> SearchRecord:
         return SearchRecord(

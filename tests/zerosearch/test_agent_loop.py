@@ -337,8 +337,8 @@ async def test_a_dead_server_is_a_typed_failure_within_two_deadlines(
         await loop.run(make_task(bpe_tokenizer), engine, loop.default_reward())
     assert time.monotonic() - begin < 10
     assert engine.released == ["train/1/row/0"]
-    assert caught.value.environment.failed_query == "who?"  # type: ignore[attr-defined]
-    assert caught.value.environment.searches_begun == 1  # type: ignore[attr-defined]
+    assert caught.value.environment.failed_query == "who?"
+    assert caught.value.environment.searches_begun == 1
 
 
 async def test_a_search_that_failed_is_issued_anew_once_and_tokens_are_kept(

@@ -17,6 +17,7 @@ from zerosearch.simulation.client import ChatClient, ChatSampling, RequestReject
 _MARK = re.compile(r"(?:^|(?<=\s))Doc (\d+):")
 _ATTEMPTS_AT_EMPTY_REPLIES = 3
 _REMEMBERED = 4096
+_LONGEST_QUERY = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class SimulationBackend:
         )
 
     def render(self, request: SearchRequest, label: Label) -> str:
-        """The prompt of one search."""
+        """The prompt of one search; of a query longer than 512 characters its beginning."""
         return self._template.render(
-            query=request.query,
+            query=cut_query(request.query),
             label=label.value.capitalize(),
             kind=label.value,
             question=" ".join(request.question.split()),
@@ -125,6 +126,14 @@ class SimulationBackend:
     async def close(self) -> None:
         await self._answers.close()
         await self._client.close()
+
+
+def cut_query(query: str) -> str:
+    """At most 512 characters, cut at a word where there is one: what a policy writes must not
+    overflow the server's context, because a refused request is no fault that can be trained on."""
+    if len(query) <= _LONGEST_QUERY:
+        return query
+    return query[: _LONGEST_QUERY + 1].rpartition(" ")[0] or query[:_LONGEST_QUERY]
 
 
 def join_answers(answers: Sequence[str]) -> str:

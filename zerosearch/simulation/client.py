@@ -21,11 +21,13 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from verl.workers.rollout.engine import InfrastructureError
+from zerosearch.search.single_flight import SingleFlight
 from zerosearch.simulation.pool import ServerPool
 
 _FIRST_BACKOFF = 0.25
 _LONGEST_BACKOFF = 8.0
 _SHOWN_CHARACTERS = 500
+_JITTER = random.Random()
 
 
 class ServerUnavailableError(InfrastructureError):
@@ -102,7 +104,7 @@ class ChatClient:
     def __init__(self, pool: ServerPool, settings: ClientSettings) -> None:
         self._pool = pool
         self._settings = settings
-        self._models: dict[str, str] = {}
+        self._models: SingleFlight[str] = SingleFlight(len(pool.urls))
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
 
     @property
@@ -157,11 +159,12 @@ class ChatClient:
 
     async def _attempt(self, url: str, body: Mapping[str, Any]) -> str:
         async with self._here().slots:
-            model = self._settings.model or self._models.get(url)
-            if model is None:
-                model = self._models[url] = (await self._ask_models(url))[0]
+            model = self._settings.model or (await self._models.get(url, lambda: self._first_model(url)))[0]
             reply = await self._request("POST", f"{url}/chat/completions", {"model": model, **body})
         return _content(url, reply)
+
+    async def _first_model(self, url: str) -> str:
+        return (await self._ask_models(url))[0]
 
     async def _ask_models(self, url: str) -> tuple[str, ...]:
         reply = await self._request("GET", f"{url}/models", None)
@@ -216,7 +219,7 @@ def _body(prompt: str, sampling: ChatSampling, seed: int) -> dict[str, Any]:
 def _pause(attempts: int, retry_after: float) -> float:
     """Seconds before the next attempt: doubling, with jitter, never less than the server asked for."""
     backoff = min(_FIRST_BACKOFF * 2 ** (attempts - 1), _LONGEST_BACKOFF)
-    return max(retry_after, backoff * random.uniform(0.5, 1.0))
+    return max(retry_after, backoff * _JITTER.uniform(0.5, 1.0))
 
 
 def _decoded(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Any:

@@ -9,7 +9,7 @@ from verl.workers.rollout.engine import InfrastructureError, SampleKey
 from zerosearch.prompts import PromptTemplate, load_simulation_template
 from zerosearch.search.backend import Label, SearchRequest
 from zerosearch.search.noise import Draw, document_seed
-from zerosearch.search.simulation import ParsedReply, SimulationBackend, parse_documents
+from zerosearch.search.simulation import ParsedReply, SimulationBackend, cut_query, parse_documents
 from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
 from zerosearch.simulation.pool import ServerPool, parse_addresses
 
@@ -193,3 +193,11 @@ def test_render_is_safe_for_braces_and_newlines() -> None:
     )
     request = replace(REQUEST, query="{label}", question="a\n b", golden_answers=("x\ny", "{z}"))
     assert backend.render(request, Label.NOISY) == "{label}|Noisy|a b|x y; {z}"
+
+
+def test_a_long_query_reaches_the_server_cut_at_a_word() -> None:
+    assert cut_query("short query") == "short query"
+    assert cut_query("x" * 512) == "x" * 512
+    assert cut_query("x" * 600) == "x" * 512
+    assert cut_query("word " * 200) == "word " * 101 + "word"
+    assert cut_query("a" * 512 + " b") == "a" * 512

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,13 @@ NamedTensor = tuple[str, torch.Tensor]
 
 
 class InfrastructureError(RuntimeError):
-    """A server, engine or worker failed: never the policy's fault, never trained on."""
+    """A server, engine or worker failed: never the policy's fault, never trained on.
+
+    ``environment`` is what an agent loop knew of the trajectory when it failed, for the
+    trajectory's own ``environment``.
+    """
+
+    environment: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,25 @@ async def test_a_silent_server_is_a_typed_failure_within_the_deadline(
         await make_client(chat_server.address, request_timeout=30, deadline=0.3).complete("a", SAMPLING, 1)
 
 
+async def test_a_connection_that_breaks_off_is_tried_again(make_client: MakeClient) -> None:
+    connections = 0
+    body = b'{"choices": [{"message": {"content": "whole"}}]}'
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write([b"", head + body[:10], head + body][connections - 1])
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    answer = await make_client(f"127.0.0.1:{port}", model="sim").complete("a", SAMPLING, 1)
+    server.close()
+    assert (answer.text, answer.attempts) == ("whole", 3)
+
+
 async def test_a_slow_attempt_is_cut_off_and_tried_again(chat_server: Any, reply: Any, make_client: MakeClient) -> None:
     chat_server.script = [reply(200, {}, delay=60)]
     answer = await make_client(chat_server.address, request_timeout=0.3).complete("a", SAMPLING, 1)

@@ -70,7 +70,7 @@ class SearchConfig(ReadableAsMapping):
     max_turns: NonNegativeInt = 5
     topk: PositiveInt = 5
     think: ThinkMode = "lenient"
-    corrective_message: str = CORRECTIVE_MESSAGE
+    corrective_message: Annotated[str, Field(min_length=1)] = CORRECTIVE_MESSAGE
     reward_metric: Metric = "f1"
     request_timeout: PositiveFloat = 120.0
     deadline: PositiveFloat = 240.0

@@ -55,7 +55,8 @@ class TurnRules:
         think: ThinkMode,
         corrective_message: str,
     ) -> TurnRules:
-        """Raises ValueError when ``max_observation_length`` cannot hold the layout of topk documents."""
+        """Raises ValueError when ``max_observation_length`` cannot hold the layout of topk documents, or the
+        corrective message."""
         layout = len(encode_plain(tokenizer, render_information([""] * topk)))
         if layout >= limits.max_observation_length:
             raise ValueError(
@@ -63,6 +64,11 @@ class TurnRules:
                 f"(retriever.topk) without any text already take {layout} tokens"
             )
         corrective = encode_plain(tokenizer, corrective_message)
+        if len(corrective) > limits.max_observation_length:
+            raise ValueError(
+                f"retriever.corrective_message has {len(corrective)} tokens, but "
+                f"rollout.max_observation_length is {limits.max_observation_length}"
+            )
         smallest = len(encode_plain(tokenizer, render_information([""])))
         return cls(tokenizer, limits, max_turns, topk, think, corrective, smallest)
 

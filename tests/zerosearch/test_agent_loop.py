@@ -452,6 +452,12 @@ def test_an_observation_limit_below_the_layout_is_refused_at_the_start(context: 
         SearchAgentLoop(SearchConfig(), narrow)
 
 
+def test_a_corrective_message_beyond_the_observation_limit_is_refused(context: AgentLoopContext) -> None:
+    narrow = replace(context, limits=replace(LIMITS, max_observation_length=60))
+    with pytest.raises(ValueError, match=r"retriever\.corrective_message has \d+ tokens"):
+        SearchAgentLoop(SearchConfig(topk=1), narrow)
+
+
 def test_state_must_agree(context: AgentLoopContext) -> None:
     loop = SearchAgentLoop(SearchConfig(), context)
     loop.load_state_dict(loop.state_dict())

@@ -80,6 +80,7 @@ class TrainingRun:
         print(f"run directory: {self._directory.path}", flush=True)
         with self._timer.phase("startup"):
             self._trainer = RayPPOTrainer(self._assemble())
+        self._timer.take_step()
         self._clock.startup = time.time() - self._started
         print(f"started in {self._clock.startup:.1f} s", flush=True)
         begin = time.perf_counter()

@@ -89,12 +89,9 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             return
         from zerosearch.simulation.embedded import EmbeddedServer  # the server's dependencies only where one starts
 
+        log_file = self.context.run_dir / "logs" / "simulation_server.log"
         with EmbeddedServer(
-            resolve_path(config.embedded_model),
-            max_num_seqs=config.embedded.max_num_seqs,
-            max_model_len=config.embedded.max_model_len,
-            dtype=config.embedded.dtype,
-            log_dir=self.context.run_dir / "logs",
+            resolve_path(config.embedded_model), log_file, options=config.embedded.server_options()
         ) as server:
             yield replace(config, ip=server.url, simulation_llm=server.model)
 

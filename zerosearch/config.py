@@ -27,6 +27,11 @@ class EmbeddedConfig(ReadableAsMapping):
     max_model_len: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
+    def server_options(self) -> list[str]:
+        """As command-line options of ``zerosearch.simulation.server``."""
+        options = ["--max-num-seqs", str(self.max_num_seqs), "--dtype", self.dtype]
+        return options + ([] if self.max_model_len is None else ["--max-model-len", str(self.max_model_len)])
+
 
 @dataclass(frozen=True)
 class SearchConfig(ReadableAsMapping):

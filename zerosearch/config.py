@@ -21,7 +21,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class EmbeddedConfig(ReadableAsMapping):
-    """The server started for ``embedded_model``. ``max_model_len`` null: what the model allows."""
+    """The server started for ``embedded_model``. ``max_model_len`` null: what the model
+    allows, at most 4096."""
 
     max_num_seqs: PositiveInt = 128
     max_model_len: PositiveInt | None = None

@@ -26,8 +26,12 @@ _HEADLINE = {
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The search part of the one line per step; what was not measured is left out."""
-    return " | ".join(f"{name} {metrics[key]:.3f}" for name, key in _HEADLINE.items() if key in metrics)
+    """The search part of the one line per step; what was not measured is left out, shortened documents are warned of."""
+    parts = [f"{name} {metrics[key]:.3f}" for name, key in _HEADLINE.items() if key in metrics]
+    shortened = metrics.get("search/truncated_observation_share", 0.0)
+    if shortened:
+        parts.append(f"warning: documents shortened in {shortened:.0%} of searches (rollout.max_observation_length)")
+    return " | ".join(parts)
 
 
 def figures(validation: Mapping[str, float]) -> dict[str, str]:

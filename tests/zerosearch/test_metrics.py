@@ -111,6 +111,8 @@ def test_headline_says_what_was_measured() -> None:
     metrics = {"search/f1": 0.5, "search/searches": 1.25, "reward/mean": 0.5}
     assert report.headline(metrics) == "f1 0.500 | searches 1.250"
     assert report.headline({}) == ""
+    shortened = report.headline(metrics | {"search/truncated_observation_share": 0.25})
+    assert "warning: documents shortened in 25% of searches" in shortened
 
 
 def test_figures() -> None:

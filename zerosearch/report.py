@@ -26,7 +26,7 @@ _HEADLINE = {
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The search part of the one line per step; what was not measured is left out, shortened documents are warned of."""
+    """The search part of the one line per step; what was not measured is left out, shortened documents are told."""
     parts = [f"{name} {metrics[key]:.3f}" for name, key in _HEADLINE.items() if key in metrics]
     shortened = metrics.get("search/truncated_observation_share", 0.0)
     if shortened:

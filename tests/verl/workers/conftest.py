@@ -41,7 +41,7 @@ ARCHITECTURES: dict[str, PretrainedConfig] = {
 }
 
 
-@ray.remote(num_cpus=1)
+@ray.remote(num_cpus=0)
 class Rank:
     """One process of a process group that runs whatever it is given."""
 

@@ -13,7 +13,6 @@ REQUIRED = [
     "pydantic>=2",  # configuration values checked against frozen dataclasses
     "pyarrow",  # Parquet rows
     "aiohttp",  # the pooled simulation client and the embedded server
-    "tenacity",  # retries with backoff and jitter
     "wandb",  # experiment tracking
     "tqdm",  # the progress bar of the running step
     "rich",  # the closing tables

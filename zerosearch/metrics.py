@@ -23,7 +23,6 @@ def search_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_episode_metrics(episodes),
         **_action_metrics(episodes),
         **_search_metrics(searches),
-        **_status_metrics(valid),
         **_survival(trajectories),
     }
     return {f"search/{name}": value for name, value in values.items() if value is not None}
@@ -82,11 +81,6 @@ def _search_metrics(searches: Sequence[SearchRecord]) -> dict[str, float | None]
         "truncated_observation_share": _mean(s.truncated for s in searches),
         "retries": _mean(s.attempts - 1 for s in asked),
     }
-
-
-def _status_metrics(valid: Sequence[Trajectory]) -> dict[str, float | None]:
-    ends = [status for status in TrajectoryStatus if status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
-    return {f"status/{status}": _mean(t.status is status for t in valid) for status in ends}
 
 
 def _survival(trajectories: Sequence[Trajectory]) -> dict[str, float]:

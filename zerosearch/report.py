@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from verl.agent_loop.base import ScoredRow, Validation
+from verl.agent_loop.base import Validation, scores_by_row
 from verl.utils.intervals import bootstrap_mean
 
 NOISE_FREE = "noise_0"
@@ -16,8 +16,6 @@ _FIGURES = {
     "query sensitivity": "val/search/query_sensitivity",
 }
 _HEADLINE = {
-    "f1": "search/f1",
-    "em": "search/em",
     "searches": "search/searches",
     "answered": "search/answer_rate",
     "valid": "search/valid_action_share",
@@ -47,23 +45,17 @@ def summary(before: Validation, after: Validation) -> dict[str, float]:
 
     ``n`` counts data rows; rows scored on one side only do not enter the gain.
     """
-    found: dict[str, float] = {"held_out_n": float(len(_by_row(after.get(NOISE_FREE, ()), "f1")))}
+    found: dict[str, float] = {"held_out_n": len(scores_by_row(after.get(NOISE_FREE, ()), "f1"))}
     for score in ("f1", "em"):
         found[f"held_out_{score}_before"] = bootstrap_mean(
-            list(_by_row(before.get(NOISE_FREE, ()), score).values())
+            list(scores_by_row(before.get(NOISE_FREE, ()), score).values())
         ).mean
-        found[f"held_out_{score}_after"] = bootstrap_mean(list(_by_row(after.get(NOISE_FREE, ()), score).values())).mean
+        found[f"held_out_{score}_after"] = bootstrap_mean(
+            list(scores_by_row(after.get(NOISE_FREE, ()), score).values())
+        ).mean
         if END_NOISE in after:
-            values = list(_by_row(after[END_NOISE], score).values())
+            values = list(scores_by_row(after[END_NOISE], score).values())
             found[f"held_out_{score}_after_end_noise"] = bootstrap_mean(values).mean
-    old, new = (_by_row(v.get(NOISE_FREE, ()), "f1") for v in (before, after))
+    old, new = (scores_by_row(v.get(NOISE_FREE, ()), "f1") for v in (before, after))
     found["held_out_gain_low95"] = bootstrap_mean([new[row] - old[row] for row in new if row in old]).low
     return found
-
-
-def _by_row(rows: Sequence[ScoredRow], score: str) -> dict[str, float]:
-    """The mean of each data row's samples."""
-    grouped: dict[str, list[float]] = {}
-    for row in rows:
-        grouped.setdefault(row.row_id, []).append(row.scores[score])
-    return {row_id: sum(values) / len(values) for row_id, values in grouped.items()}

@@ -74,9 +74,6 @@ def test_every_metric_of_three_trajectories() -> None:
         "documents_cut": 2 / 4,
         "truncated_observation_share": 1 / 4,
         "retries": 2 / 3,
-        "status/answered": 2 / 3,
-        "status/turns_exhausted": 1 / 3,
-        "status/truncated": 0.0,
         "survival/0": 1.0,
         "survival/1": 1.0,
         "survival/3": 1.0,
@@ -91,7 +88,6 @@ def test_what_the_infrastructure_failed_counts_for_survival_alone() -> None:
     assert metrics["search/survival/2"] == 0.5
     assert metrics["search/f1"] == 1.0
     assert metrics["search/searches"] == 2.0
-    assert metrics["search/status/answered"] == 1.0
 
 
 def test_nothing_gives_no_metrics() -> None:
@@ -108,8 +104,8 @@ def test_every_key_is_documented() -> None:
 
 
 def test_headline_says_what_was_measured() -> None:
-    metrics = {"search/f1": 0.5, "search/searches": 1.25, "reward/mean": 0.5}
-    assert report.headline(metrics) == "f1 0.500 | searches 1.250"
+    metrics = {"search/answer_rate": 0.5, "search/searches": 1.25, "reward/mean": 0.5}
+    assert report.headline(metrics) == "searches 1.250 | answered 0.500"
     assert report.headline({}) == ""
     shortened = report.headline(metrics | {"search/truncated_observation_share": 0.25})
     assert "warning: documents shortened in 25% of searches" in shortened

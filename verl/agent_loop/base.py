@@ -87,6 +87,14 @@ Validation = Mapping[str, Sequence[ScoredRow]]
 """One validation: scored rows by mode."""
 
 
+def scores_by_row(rows: Sequence[ScoredRow], score: str) -> dict[str, float]:
+    """The mean of each data row's samples: the unit over which intervals are taken."""
+    grouped: dict[str, list[float]] = {}
+    for row in rows:
+        grouped.setdefault(row.row_id, []).append(row.scores[score])
+    return {row_id: sum(values) / len(values) for row_id, values in grouped.items()}
+
+
 class AgentLoop(ABC, Generic[ConfigT]):
     """One environment.
 

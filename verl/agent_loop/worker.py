@@ -118,7 +118,7 @@ class RolloutWorker(Worker):
             async with asyncio.timeout(self._spec.rollout.trajectory_timeout):
                 return await self._loop.run(task, self._engine, self._reward)
         except (InfrastructureError, TimeoutError) as error:
-            return _failed(task, f"{type(error).__name__}: {error}") if last else None
+            return _failed(task, error) if last else None
 
     async def begin_weights(self, version: int) -> None:
         await self._engine.begin_weights(version)
@@ -136,7 +136,7 @@ class RolloutWorker(Worker):
         await self._loop.close()
 
 
-def _failed(task: RolloutTask, failure: str) -> Trajectory:
+def _failed(task: RolloutTask, error: InfrastructureError | TimeoutError) -> Trajectory:
     return Trajectory(
         uid=task.prompt.uid,
         sample=task.key.sample,
@@ -145,5 +145,6 @@ def _failed(task: RolloutTask, failure: str) -> Trajectory:
         prompt_ids=task.prompt.prompt_ids,
         status=TrajectoryStatus.INFRASTRUCTURE_FAILED,
         data_source=task.prompt.data_source,
-        failure=failure,
+        environment=error.environment if isinstance(error, InfrastructureError) else None,
+        failure=f"{type(error).__name__}: {error}",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from verl.agent_loop.base import AgentLoop, ScoredRow
+from verl.agent_loop.base import AgentLoop, ScoredRow, scores_by_row
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.intervals import Interval, bootstrap_mean
 
@@ -92,14 +92,6 @@ def _score_table(
                 _interval(bootstrap_mean(gains)),
             )
     return table
-
-
-def scores_by_row(rows: Sequence[ScoredRow], score: str) -> dict[str, float]:
-    """The mean of each data row's samples: the unit over which intervals are taken."""
-    grouped: dict[str, list[float]] = {}
-    for row in rows:
-        grouped.setdefault(row.row_id, []).append(row.scores[score])
-    return {row_id: sum(values) / len(values) for row_id, values in grouped.items()}
 
 
 def _interval(interval: Interval) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import torch
 
 from verl.trainer.ppo.registry import register_policy_loss
-from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
+from verl.utils.torch_functional import entropy_from_log_probs, masked_mean, masked_sum
 from verl.workers.config import ActorConfig
 
 MAX_LOG_RATIO = 20.0
@@ -127,7 +127,7 @@ def compute_entropy_loss(
     logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean"
 ) -> torch.Tensor:
     """Aggregated entropy of softmax(logits): (n, r, vocabulary) and (n, r) to a scalar, in nats."""
-    return agg_loss(entropy_from_logits(logits), response_mask, loss_agg_mode)
+    return agg_loss(entropy_from_log_probs(logits.log_softmax(-1)), response_mask, loss_agg_mode)
 
 
 def truncated_importance_weights(

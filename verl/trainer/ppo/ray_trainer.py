@@ -162,7 +162,7 @@ class RayPPOTrainer:
 
     def _rollout_metrics(self, trajectories: Sequence[Trajectory], valid: Sequence[Trajectory]) -> dict[str, float]:
         own = compute_trajectory_metrics(trajectories) | compute_group_metrics(valid)
-        return own | self._parts.environment.metrics(valid)
+        return own | self._parts.environment.metrics(trajectories)
 
     def _dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         frequency = self._config.trainer.rollout_dump_freq

@@ -11,6 +11,7 @@ from verl.agent_loop.base import RolloutTask, ScoredRow
 from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
 from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.ppo.metric_utils import compute_trajectory_metrics
 from verl.trainer.ppo.parts import TrainerParts
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.intervals import bootstrap_mean
@@ -38,8 +39,8 @@ class Validator:
         modes = modes if step == 0 or last else modes[:1]
         results = {mode: self._run_mode(step, mode) for mode in modes}
         metrics = {f"val/{m}/{k}": v for m, rows in results.items() for k, v in self._mode_metrics(rows).items()}
-        self.probe = self._parts.runner.run(self._parts.environment.probe(results[modes[0]]))
-        scored = {mode: [_scored(t) for t in rows] for mode, rows in results.items()}
+        self.probe = self._parts.runner.run(self._parts.environment.probe(_scorable(results[modes[0]])))
+        scored = {mode: [_scored(t) for t in _scorable(rows)] for mode, rows in results.items()}
         self.first = self.first or scored
         self.last = scored
         self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}
@@ -55,15 +56,17 @@ class Validator:
         self._parts.run.write_trajectories(f"validation_{step:06d}_{mode}", ordered, self._parts.tokenizer)
         failed = [t for t in ordered if t.status is TrajectoryStatus.INFRASTRUCTURE_FAILED]
         self.failures.update((t.failure or "unknown").partition(":")[0] for t in failed)
-        return [t for t in ordered if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+        return ordered
 
-    def _mode_metrics(self, rows: Sequence[Trajectory]) -> dict[str, float]:
-        interval = bootstrap_mean([t.reward for t in rows])
-        own = {"reward/mean": interval.mean, "reward/low95": interval.low, "reward/high95": interval.high}
-        return own | {"n": interval.n} | self._parts.environment.metrics(rows)
+    def _mode_metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """The interval is taken over rows; those lost to the infrastructure have no score and lower ``n``."""
+        interval = bootstrap_mean([t.reward for t in _scorable(trajectories)])
+        bounds = {"reward/low95": interval.low, "reward/high95": interval.high, "n": interval.n}
+        own = compute_trajectory_metrics(trajectories)
+        return own | bounds | self._parts.environment.metrics(trajectories)
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
-        modes = dict.fromkeys(name.split("/")[1] for name in metrics if name.endswith("/reward/mean"))
+        modes = dict.fromkeys(name.split("/")[1] for name in metrics if name.endswith("/reward/low95"))
         scores = " | ".join(
             f"{mode}: reward {metrics[f'val/{mode}/reward/mean']:.3f} "
             f"[{metrics[f'val/{mode}/reward/low95']:.3f}, {metrics[f'val/{mode}/reward/high95']:.3f}]"
@@ -87,6 +90,10 @@ def validation_tasks(config: PPOTrainerConfig, rows: RLHFDataset, mode: str) -> 
         for prompt in prompts
         for sample in range(kwargs.n)
     ]
+
+
+def _scorable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
 
 
 def _scored(trajectory: Trajectory) -> ScoredRow:

@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 
 
-def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """log softmax(logits)[labels]: (..., vocabulary) and (...) int64 → (...)."""
-    return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
-
-
-def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of softmax(logits) in nats: (..., vocabulary) → (...)."""
-    log_probs = logits.log_softmax(-1)
+def entropy_from_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
+    """Entropy of normalised log-probabilities in nats: (..., vocabulary) → (...)."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 

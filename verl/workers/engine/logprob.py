@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from verl.models.hf.packed import PackedCausalLM
-from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
+from verl.utils.torch_functional import entropy_from_log_probs
 
 LOGITS_PER_CHUNK = 1 << 25
 """Logits held at once (128 MB as float32)."""
@@ -48,7 +48,6 @@ class TokenLogProbs(nn.Module):
     def _score(
         self, hidden: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor, entropy_needs_grad: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = nn.functional.linear(hidden, weight).float() / self.temperature
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_needs_grad):
-            entropy = entropy_from_logits(logits)
-        return logprobs_from_logits(logits, targets), entropy
+        log_probs = (nn.functional.linear(hidden, weight).float() / self.temperature).log_softmax(-1)
+        entropy = entropy_from_log_probs(log_probs if entropy_needs_grad else log_probs.detach())
+        return log_probs.gather(1, targets[:, None])[:, 0], entropy

@@ -40,7 +40,7 @@ class TokenLogProbs(nn.Module):
         weight = self.model.head_weight
         size = max(1, LOGITS_PER_CHUNK // weight.shape[0])
         chunks = [
-            checkpoint(self._score, *chunk, weight, entropy_needs_grad, use_reentrant=False)
+            checkpoint(self._score, *chunk, weight, entropy_needs_grad, use_reentrant=False, preserve_rng_state=False)
             for chunk in zip(hidden.split(size), targets.split(size), strict=True)
         ]
         return torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])

@@ -40,7 +40,7 @@ class MicroBatch:
 
 def row_order(rows: Sequence[Row]) -> list[int]:
     """Indices of ``rows`` by length, equal lengths by content."""
-    return sorted(range(len(rows)), key=lambda i: (rows[i].length, rows[i].input_ids.tolist()))
+    return sorted(range(len(rows)), key=lambda i: (rows[i].length, rows[i].input_ids.numpy().tobytes()))
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

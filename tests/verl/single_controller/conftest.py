@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+import torch.distributed as dist
 
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
@@ -20,6 +21,12 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 
 # Ray workers cannot import a test module: its classes travel by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def reversed_ranks(worker_group: RayWorkerGroup, values: list[int]) -> tuple[tuple, dict]:
+    """A dispatch function of a user's own."""
+    assert len(values) == worker_group.world_size
+    return (values[::-1],), {}
 
 
 class ProbeWorker(Worker):
@@ -51,8 +58,8 @@ class ProbeWorker(Worker):
         return self.rank, value
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
-    def run_on_rank_zero(self) -> int:
-        self.state += 1
+    def run_on_rank_zero(self, step: int) -> int:
+        self.state += step
         return self.state
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE)
@@ -91,6 +98,26 @@ class ProbeWorker(Worker):
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model", padding="zero_weight"))
     def nd_update(self, data: DataProto) -> dict[str, float]:
         return {"rows": len(data), "weight": float(data.batch["response_mask"].sum())}
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model", padding="ragged"), blocking=False)
+    def nd_ragged_async(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"x": data.batch["x"]}, meta_info={"metrics": {"rank": self.rank}})
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model"), blocking=False)
+    def nd_hang_unless_rank_zero_fails(self, data: DataProto) -> DataProto:
+        """A tensor parallel peer that does not collect fails; the one that collects waits for it."""
+        if self.rank == 0:
+            raise ArithmeticError("rank 0 of the mesh failed")
+        time.sleep(60)
+        return data
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def rank_async(self) -> int:
+        return self.rank
+
+    @register(dispatch_mode={"dispatch_fn": reversed_ranks, "collect_fn": lambda _, outputs: sum(outputs)})
+    def reversed_total(self, value: int) -> int:
+        return value * 10**self.rank
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("nowhere"))
     def nd_unknown(self, data: DataProto) -> DataProto:
@@ -133,8 +160,57 @@ class AsyncWorker(Worker):
         await asyncio.sleep(0)
         return DataProto.from_dict({"out": data.batch["x"] * 2})
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    async def double_later(self, data: DataProto) -> DataProto:
+        await asyncio.sleep(0)
+        return DataProto.from_dict({"x": data.batch["x"] * 2})
+
+
+class ShadowingWorker(Worker):
+    """Registers a name that the group needs."""
+
+    @register()
+    def spawn(self) -> None: ...
+
+
+class PlusWorker(Worker):
+    """Adds, with what its neighbour in the process knows."""
+
+    def __init__(self, amount: int) -> None:
+        super().__init__()
+        self.amount = amount
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def add(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"x": data.batch["x"] + self.amount})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def process_and_neighbour(self, name: str) -> tuple[int, int]:
+        neighbour = self.get_fused_worker_by_name(name)
+        assert isinstance(neighbour, PlusWorker)
+        return os.getpid(), neighbour.amount
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sum_of_ranks(self) -> int:
+        """The ranks meet at the group's master address by Gloo."""
+        address, port = self.get_master_addr_port()
+        dist.init_process_group("gloo", f"tcp://{address}:{port}", rank=self.rank, world_size=self.world_size)
+        total = torch.tensor(self.rank + 1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return int(total)
+
+
+@pytest.fixture
+def shadowing_worker() -> type[ShadowingWorker]:
+    return ShadowingWorker
+
 
 StartGroup = Callable[..., RayWorkerGroup]
+
+
+def small_pool(n: int) -> RayResourcePool:
+    return RayResourcePool([n], use_gpu=False, max_colocate_count=2, cpus_per_bundle=0.25)
 
 
 @pytest.fixture
@@ -145,15 +221,30 @@ def start_group(ray_session: None) -> Iterator[StartGroup]:
     def start(
         n: int, cls: Any = ProbeWorker, *args: Any, pool: RayResourcePool | None = None, **kwargs: Any
     ) -> RayWorkerGroup:
-        pool = pool or RayResourcePool([n], use_gpu=False, max_colocate_count=2, cpus_per_bundle=0.5)
         class_with_args = cls if isinstance(cls, RayClassWithInitArgs) else RayClassWithInitArgs(cls, *args, **kwargs)
-        group = RayWorkerGroup(pool, class_with_args)
+        group = RayWorkerGroup(pool or small_pool(n), class_with_args)
         groups.append(group)
         return group
 
     yield start
     for group in groups:
         group.shutdown()
+
+
+@pytest.fixture(scope="session")
+def pair(ray_session: None) -> Iterator[RayWorkerGroup]:
+    """Two ProbeWorkers, for tests that leave them as they were."""
+    group = RayWorkerGroup(small_pool(2), RayClassWithInitArgs(ProbeWorker), name_prefix="pair")
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture(scope="session")
+def quartet(ray_session: None) -> Iterator[RayWorkerGroup]:
+    """Four ProbeWorkers in a mesh of two data parallel by two tensor parallel ranks."""
+    group = RayWorkerGroup(small_pool(4), RayClassWithInitArgs(ProbeWorker, tp_size=2))
+    yield group
+    group.shutdown()
 
 
 @pytest.fixture
@@ -164,3 +255,8 @@ def probe_worker() -> type[ProbeWorker]:
 @pytest.fixture
 def async_worker() -> type[AsyncWorker]:
     return AsyncWorker
+
+
+@pytest.fixture
+def plus_worker() -> type[PlusWorker]:
+    return PlusWorker

@@ -28,8 +28,11 @@ WEIGHT_KEYS = ("response_mask", "loss_mask")
 """Tensor columns by which a row weighs in a loss; 0 everywhere takes the row out of it."""
 
 
-class PaddedArgs(tuple[Any, ...]):
-    """Dispatched arguments of which the last ``pad_size`` rows were added and must leave the output."""
+class Dealt(tuple[Any, ...]):
+    """Positional arguments as lists with one element per rank; so are the keyword arguments beside them.
+
+    The last ``pad_size`` rows were added and must leave the output.
+    """
 
     pad_size: int = 0
 
@@ -37,7 +40,7 @@ class PaddedArgs(tuple[Any, ...]):
 def dispatch_one_to_all(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Every rank gets the same arguments."""
     n = worker_group.world_size
-    return tuple([arg] * n for arg in args), {key: [value] * n for key, value in kwargs.items()}
+    return Dealt([arg] * n for arg in args), {key: [value] * n for key, value in kwargs.items()}
 
 
 def dispatch_all_to_all(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
@@ -53,7 +56,7 @@ def collect_all_to_all(worker_group: WorkerGroup, output: Any) -> Any:  # noqa: 
 def dispatch_rank_zero(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Only rank 0 gets the arguments, the other ranks None in their place."""
     rest = [None] * (worker_group.world_size - 1)
-    return tuple([arg, *rest] for arg in args), {key: [value, *rest] for key, value in kwargs.items()}
+    return Dealt([arg, *rest] for arg in args), {key: [value, *rest] for key, value in kwargs.items()}
 
 
 def collect_rank_zero(worker_group: WorkerGroup, output: Any) -> Any:  # noqa: ARG001
@@ -68,7 +71,7 @@ def dispatch_dp_compute(worker_group: WorkerGroup, *args: Any, **kwargs: Any) ->
         if not isinstance(value, list | tuple) or len(value) != n:
             given = f"{len(value)} elements" if isinstance(value, list | tuple) else type(value).__name__
             raise ValueError(f"{name} must be a list with one element for each of {n} ranks, got {given}")
-    return tuple(map(list, args)), {key: list(value) for key, value in kwargs.items()}
+    return Dealt(map(list, args)), {key: list(value) for key, value in kwargs.items()}
 
 
 def collect_dp_compute(worker_group: WorkerGroup, output: list[Any]) -> list[Any]:
@@ -90,7 +93,7 @@ def dispatch_dp_compute_data_proto_with_func(
         raise ValueError("the first argument must be a function")
     n = worker_group.world_size
     split, named = _split_rows(n, args[1:], kwargs, None)
-    with_func = PaddedArgs(([args[0]] * n, *split))
+    with_func = Dealt(([args[0]] * n, *split))
     with_func.pad_size = split.pad_size
     return with_func, named
 
@@ -112,7 +115,7 @@ def dispatch_nd_compute_dataproto(
     """Rows are split over the data parallel ranks of a mesh; ranks with the same dp rank share theirs."""
     mesh = worker_group.dispatch_mesh(mesh_name)
     split, named = _split_rows(mesh.dp_size, args, kwargs, padding)
-    dealt = PaddedArgs([chunks[dp_rank] for dp_rank in mesh.dp_ranks] for chunks in split)
+    dealt = Dealt([chunks[dp_rank] for dp_rank in mesh.dp_ranks] for chunks in split)
     dealt.pad_size = split.pad_size
     return dealt, {key: [chunks[dp_rank] for dp_rank in mesh.dp_ranks] for key, chunks in named.items()}
 
@@ -161,13 +164,13 @@ def join_outputs(outputs: list[Any]) -> Any:
 
 def _split_rows(
     parts: int, args: Iterable[Any], kwargs: dict[str, Any], padding: Padding | None
-) -> tuple[PaddedArgs, dict[str, Any]]:
+) -> tuple[Dealt, dict[str, Any]]:
     """Every DataProto (or future) in ``parts`` chunks."""
     args = tuple(args)
     pads = {_pad_size(parts, name, value, padding) for name, value in _named(args, kwargs)} or {0}
     if len(pads) > 1:
         raise ValueError(f"arguments with different numbers of rows cannot be padded together for {parts} ranks")
-    split = PaddedArgs(_chunks(parts, value, padding) for value in args)
+    split = Dealt(_chunks(parts, value, padding) for value in args)
     split.pad_size = pads.pop()
     return split, {key: _chunks(parts, value, padding) for key, value in kwargs.items()}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl.protocol import DataProto, DataProtoFuture, unpad_dataproto
 from verl.single_controller.base.decorator import Execute, Registration, registered_methods
-from verl.single_controller.base.dispatch import DispatchMesh, PaddedArgs
+from verl.single_controller.base.dispatch import Dealt, DispatchMesh, join_outputs
 
 
 class ResourcePool:
@@ -61,8 +63,10 @@ class ClassWithInitArgs:
 class GroupMethod:
     """A registered method, called on the whole group: dispatch, execute, collect."""
 
-    def __init__(self, group: WorkerGroup, name: str, registration: Registration) -> None:
+    def __init__(self, group: WorkerGroup, name: str, function: Callable[..., Any], registration: Registration) -> None:
         self.__name__ = name
+        self.__doc__ = function.__doc__
+        self.is_coroutine = inspect.iscoroutinefunction(function)
         self._group = group
         self._rank_zero = registration.execute_mode == Execute.RANK_ZERO
         self._blocking = registration.blocking
@@ -70,9 +74,30 @@ class GroupMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dealt, named = self._dispatch_fn(self._group, *args, **kwargs)
-        output = self._group._execute(self.__name__, dealt, named, self._rank_zero, self._blocking)
-        output = self._collect_fn(self._group, output)
-        return _unpadded(output, dealt.pad_size) if isinstance(dealt, PaddedArgs) and dealt.pad_size else output
+        if self._rank_zero:
+            output = self._collect_fn(self._group, self._on_rank_zero(dealt, named))
+        elif self._blocking:
+            output = self._collect_fn(self._group, self._group.execute_all_sync(self.__name__, *dealt, **named))
+        else:
+            output = self._collect_started(*self._group.start_counted(self, dealt, named))
+        return _unpadded(output, dealt.pad_size) if isinstance(dealt, Dealt) and dealt.pad_size else output
+
+    def _on_rank_zero(self, dealt: Any, named: dict[str, Any]) -> Any:
+        if isinstance(dealt, Dealt):
+            dealt, named = [arg[0] for arg in dealt], {key: value[0] for key, value in named.items()}
+        run = self._group.execute_rank_zero_sync if self._blocking else self._group.execute_rank_zero_async
+        return run(self.__name__, *dealt, **named)
+
+    def _collect_started(self, outputs: list[Any], row_counts: list[Any]) -> Any:
+        """What the collect function makes of references; a future of joined rows learns their numbers."""
+        result = self._collect_fn(self._group, outputs)
+        if not isinstance(result, DataProtoFuture) or not row_counts:
+            return result
+        count_of = dict(zip(outputs, row_counts, strict=True))
+        joined = result.collect_fn in (join_outputs, DataProto.concat)
+        counts = [count_of[ref] for ref in result.futures if joined and ref in count_of]
+        complete = tuple(counts) if len(counts) == len(result.futures) else ()
+        return replace(result, row_counts=complete, watched=tuple(row_counts))
 
 
 def _unpadded(output: Any, pad_size: int) -> Any:
@@ -101,8 +126,27 @@ class WorkerGroup(ABC):
         """The number of ranks."""
 
     @abstractmethod
-    def _execute(self, method_name: str, args: Any, kwargs: dict[str, Any], rank_zero: bool, blocking: bool) -> Any:
-        """Calls the ranks with dealt arguments; outputs in rank order, rank 0's own with ``rank_zero``."""
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs a method on every rank; the outputs in rank order.
+
+        Where every argument is a list with one element per rank, each rank gets its element;
+        otherwise all get the arguments as they are.
+        """
+
+    @abstractmethod
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a method on rank 0, with the arguments as they are."""
+
+    @abstractmethod
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Starts it there; a reference to the output."""
+
+    @abstractmethod
+    def start_counted(self, method: GroupMethod, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """Starts a method on every rank: references to the outputs and to their numbers of rows.
+
+        The latter are None for what is no DataProto; the list is empty where workers do not count.
+        """
 
     def _bind_worker_method(self, user_defined_cls: type) -> list[str]:
         """Makes the class's registered methods the group's; their names.
@@ -113,13 +157,14 @@ class WorkerGroup(ABC):
         taken = sorted(name for name in found if name in dir(type(self)))
         if taken:
             raise ValueError(f"{user_defined_cls.__name__} registers {taken}, which are the worker group's own names")
-        self._methods.update({name: GroupMethod(self, name, registration) for name, registration in found.items()})
+        for name, registration in found.items():
+            self._methods[name] = GroupMethod(self, name, inspect.getattr_static(user_defined_cls, name), registration)
         return list(found)
 
     def dispatch_mesh(self, mesh_name: str) -> DispatchMesh:
         """The mesh as the workers registered it, asked once. Raises what the workers raise for an unknown one."""
         if mesh_name not in self._meshes:
-            answers = self._execute("_query_mesh", ([mesh_name] * self.world_size,), {}, rank_zero=False, blocking=True)
+            answers = self.execute_all_sync("_query_mesh", mesh_name)
             dp_ranks, collects = zip(*answers, strict=True)
             self._meshes[mesh_name] = DispatchMesh.from_ranks(mesh_name, list(dp_ranks), list(collects))
         return self._meshes[mesh_name]

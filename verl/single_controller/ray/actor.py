@@ -10,9 +10,12 @@ import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from verl.protocol import DataProto
 from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.base.environment import RankEnvironment
 from verl.single_controller.ray.placement import Resources, Slot
+
+WITH_ROWS, AWAITED_WITH_ROWS = "_with_rows", "_awaited_with_rows"
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):
@@ -44,22 +47,30 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         """Custom Ray resources that each worker needs."""
         self._additional_resource = dict(additional_resource)
 
-    def options(self, share: Resources) -> dict[str, Any]:
-        """Options of the actors: the class's own, and ``share`` where it does not say how much it needs."""
+    def declared_options(self) -> dict[str, Any]:
+        """The options given to ``ray.remote`` and to ``update_options``."""
         cls: Any = self.cls
         declared = cls._default_options if isinstance(cls, ActorClass) else {}  # type: ignore[attr-defined]
-        options = _merged(_merged({"num_cpus": share.cpus, "num_gpus": share.gpus}, declared), self._options)
+        return _merged(declared, self._options)
+
+    def options(self, share: Resources) -> dict[str, Any]:
+        """The declared options, and ``share`` where they do not say how much a worker needs."""
+        options = {"num_cpus": share.cpus, "num_gpus": share.gpus} | self.declared_options()
         if self._additional_resource:
             options["resources"] = options.get("resources", {}) | self._additional_resource
         return options
 
-    def start(self, slot: Slot, environment: RankEnvironment, options: Mapping[str, Any]) -> ActorHandle:
-        """One actor in a slot."""
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=slot.placement_group, placement_group_bundle_index=slot.bundle_index
-        )
-        actor_cls: Any = ray.remote(_told_its_rank(self.user_cls))
-        return actor_cls.options(**options, scheduling_strategy=strategy).remote(environment, *self.args, **self.kwargs)
+    def actor_class(self) -> Any:
+        """The class as a Ray actor class whose constructor takes the rank's environment first."""
+        return ray.remote(_told_its_rank(self.user_cls))
+
+
+def start_actor(actor_cls: Any, slot: Slot, options: Mapping[str, Any], *args: Any, **kwargs: Any) -> ActorHandle:
+    """One actor in a slot."""
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=slot.placement_group, placement_group_bundle_index=slot.bundle_index
+    )
+    return actor_cls.options(**options, scheduling_strategy=strategy).remote(*args, **kwargs)
 
 
 def _told_its_rank(cls: type) -> type:
@@ -73,7 +84,22 @@ def _told_its_rank(cls: type) -> type:
         environment.apply()
         cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
 
-    return type(cls.__name__, (cls,), {"__init__": __init__, "__doc__": inspect.getdoc(cls)})
+    namespace: dict[str, Any] = {"__init__": __init__, "__doc__": inspect.getdoc(cls), WITH_ROWS: _with_rows}
+    if inspect.getmembers(cls, inspect.iscoroutinefunction):
+        # On its own this method would make any class an asyncio actor.
+        namespace[AWAITED_WITH_ROWS] = _awaited_with_rows
+    return type(cls.__name__, (cls,), namespace)
+
+
+def _with_rows(self: Any, method_name: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
+    """A method's output and how many rows it has, None for what is no DataProto."""
+    output = getattr(self, method_name)(*args, **kwargs)
+    return output, len(output) if isinstance(output, DataProto) else None
+
+
+async def _awaited_with_rows(self: Any, method_name: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
+    output = await getattr(self, method_name)(*args, **kwargs)
+    return output, len(output) if isinstance(output, DataProto) else None
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

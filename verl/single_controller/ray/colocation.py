@@ -25,7 +25,9 @@ def create_colocated_worker_cls(class_dict: Mapping[str, RayClassWithInitArgs]) 
     arguments = {name: (class_with_args.args, class_with_args.kwargs) for name, class_with_args in class_dict.items()}
     colocated = RayClassWithInitArgs(_colocated_class(members), arguments)
     for class_with_args in class_dict.values():
-        colocated.update_options(_agreed(colocated._options, class_with_args._options))
+        declared = class_with_args.declared_options()
+        _refuse_clash(colocated.declared_options(), declared)
+        colocated.update_options(declared)
     colocated.members = members
     return colocated
 
@@ -37,11 +39,10 @@ def create_colocated_worker_cls_fused(class_dict: Mapping[str, RayClassWithInitA
     return fused
 
 
-def _agreed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Mapping[str, Any]:
-    clash = [key for key in first.keys() & second.keys() if first[key] != second[key] and key != "runtime_env"]
+def _refuse_clash(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    clash = sorted(key for key in first.keys() & second.keys() if first[key] != second[key] and key != "runtime_env")
     if clash:
         raise ValueError(f"classes in one process ask for different {clash}")
-    return second
 
 
 def _colocated_class(members: Mapping[str, type]) -> type:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -92,18 +94,21 @@ class Bundles:
 def place(
     counts: Sequence[int], size: Resources, strategy: str, name: str, lifetime: str | None, timeout_s: float
 ) -> Bundles:
-    """Reserves ``counts[i]`` bundles on one node for each i. Slots are in rank order: nodes by address.
+    """Reserves ``counts[i]`` bundles for each i, with STRICT_PACK on one node.
 
-    Raises ValueError at once when the cluster's nodes could never hold them, and TimeoutError
-    when they are not free within ``timeout_s``; both with what is asked and what is there.
+    Slots are in rank order: nodes by address. Raises ValueError at once when the cluster's nodes
+    could never hold them, and TimeoutError when they are not free within ``timeout_s``; both with
+    what is asked and what is there.
     """
-    _refuse_impossible(counts, size, name)
+    _refuse_impossible(counts, size, name, one_node=strategy == "STRICT_PACK")
+    unique = f"{name}{secrets.token_hex(3)}:"  # Ray refuses a name that is in use
     groups = [
-        placement_group([size.bundle()] * count, strategy=strategy, name=f"{name}{position}", lifetime=lifetime)
+        placement_group([size.bundle()] * count, strategy=strategy, name=f"{unique}{position}", lifetime=lifetime)
         for position, count in enumerate(counts)
     ]
     deadline = time.monotonic() + timeout_s
-    if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups):
+    # Ray waits whole seconds.
+    if not all(group.wait(math.ceil(max(0.0, deadline - time.monotonic()))) for group in groups):
         free = Resources.of(ray.available_resources())
         for group in groups:
             remove_placement_group(group)
@@ -115,14 +120,14 @@ def place(
     return Bundles(groups, [slot for slots in placed for slot in slots], size)
 
 
-def _refuse_impossible(counts: Sequence[int], size: Resources, name: str) -> None:
+def _refuse_impossible(counts: Sequence[int], size: Resources, name: str, one_node: bool) -> None:
     nodes = [Resources.of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     asked = size.times(sum(counts))
     total = Resources(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes))
     if not asked.fits(total):
         raise ValueError(f"{name!r} asks for {asked} ({sum(counts)} x {size}); the Ray cluster has {total}")
     largest = size.times(max(counts))
-    if not any(largest.fits(node) for node in nodes):
+    if one_node and not any(largest.fits(node) for node in nodes):
         raise ValueError(
             f"{name!r} asks for {largest} on one node ({max(counts)} x {size}); "
             f"the Ray cluster's nodes have {'; '.join(map(str, nodes))}"

@@ -14,12 +14,13 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDictBase
 
+from verl._protocol.waiting import gather
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.environment import RankEnvironment
 from verl.single_controller.base.network import free_port
-from verl.single_controller.ray.actor import RayClassWithInitArgs
-from verl.single_controller.ray.failure import gather
+from verl.single_controller.base.worker_group import GroupMethod
+from verl.single_controller.ray.actor import AWAITED_WITH_ROWS, WITH_ROWS, RayClassWithInitArgs, start_actor
 from verl.single_controller.ray.placement import Resources, Slot
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
@@ -80,8 +81,9 @@ class RayWorkerGroup(WorkerGroup):
         ]
         if detached:
             options["lifetime"] = "detached"
+        actor_cls, init = self.ray_cls_with_init.actor_class(), self.ray_cls_with_init
         self._workers = [
-            self.ray_cls_with_init.start(slot, environment, options | {"name": name})
+            start_actor(actor_cls, slot, options | {"name": name}, environment, *init.args, **init.kwargs)
             for slot, environment, name in zip(slots, environments, self._worker_names, strict=True)
         ]
 
@@ -143,15 +145,31 @@ class RayWorkerGroup(WorkerGroup):
         Where every argument is a list with one element per rank, each rank gets its element;
         otherwise all get the arguments as they are.
         """
-        n, name = self.world_size, self._method_prefix + method_name
+        name = self._method_prefix + method_name
+        dealt = self._deal(args, kwargs)
+        return [_remote(worker, name, *of_rank) for worker, of_rank in zip(self._workers, dealt, strict=True)]
+
+    def _deal(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[list[Any], dict[str, Any]]]:
+        """Each rank's arguments; data that several ranks get is put into the object store once."""
+        n = self.world_size
         values = (*args, *kwargs.values())
         if not values or not all(isinstance(value, list) and len(value) == n for value in values):
-            args, kwargs = tuple([arg] * n for arg in args), {key: [value] * n for key, value in kwargs.items()}
-        args, kwargs = tuple(map(_shared, args)), {key: _shared(value) for key, value in kwargs.items()}
-        return [
-            _remote(worker, name, [arg[rank] for arg in args], {key: value[rank] for key, value in kwargs.items()})
-            for rank, worker in enumerate(self._workers)
+            args, kwargs = [[arg] * n for arg in args], {key: [value] * n for key, value in kwargs.items()}
+        args, kwargs = [_shared(arg) for arg in args], {key: _shared(value) for key, value in kwargs.items()}
+        return [([arg[rank] for arg in args], {key: value[rank] for key, value in kwargs.items()}) for rank in range(n)]
+
+    def start_counted(self, method: GroupMethod, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        name = method.__name__
+        if not all(WITH_ROWS in dir(worker) for worker in self._workers):
+            return self.execute_all_async(name, *args, **kwargs), []
+        counting = AWAITED_WITH_ROWS if method.is_coroutine else WITH_ROWS
+        refs = [
+            getattr(worker, counting)
+            .options(num_returns=2, name=name)
+            .remote(self._method_prefix + name, *of_rank, **named)
+            for worker, (of_rank, named) in zip(self._workers, self._deal(args, kwargs), strict=True)
         ]
+        return [output for output, _ in refs], [count for _, count in refs]
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """The same, and waits for the outputs."""
@@ -172,12 +190,6 @@ class RayWorkerGroup(WorkerGroup):
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
         """Alias of execute_rank_zero_async."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
-
-    def _execute(self, method_name: str, args: Any, kwargs: dict[str, Any], rank_zero: bool, blocking: bool) -> Any:
-        if rank_zero:
-            run = self.execute_rank_zero_sync if blocking else self.execute_rank_zero_async
-            return run(method_name, *args, **kwargs)
-        return (self.execute_all_sync if blocking else self.execute_all_async)(method_name, *args, **kwargs)
 
     def _gather(self, refs: Sequence[ray.ObjectRef], method_name: str) -> list[Any]:
         names = self._worker_names

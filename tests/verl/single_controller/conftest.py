@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ def reversed_ranks(worker_group: RayWorkerGroup, values: list[int]) -> tuple[tup
     """A dispatch function of a user's own."""
     assert len(values) == worker_group.world_size
     return (values[::-1],), {}
+
+
+def wait_for(path: Path) -> None:
+    """Returns when the file is there; a test that never makes it gets an error instead of a hang."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} never came")
+        time.sleep(0.01)
 
 
 class ProbeWorker(Worker):
@@ -104,11 +115,11 @@ class ProbeWorker(Worker):
         return DataProto.from_dict({"x": data.batch["x"]}, meta_info={"metrics": {"rank": self.rank}})
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("model"), blocking=False)
-    def nd_hang_unless_rank_zero_fails(self, data: DataProto) -> DataProto:
-        """A tensor parallel peer that does not collect fails; the one that collects waits for it."""
+    def nd_fails_where_nothing_is_collected(self, data: DataProto) -> DataProto:
+        """The ranks that collect wait for one that fails."""
         if self.rank == 0:
             raise ArithmeticError("rank 0 of the mesh failed")
-        time.sleep(60)
+        wait_for(data.meta_info["go_on"])
         return data
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
@@ -124,17 +135,16 @@ class ProbeWorker(Worker):
         return data
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def fail_on(self, rank: int, wait_s: float = 0.0) -> int:
+    def fail_on(self, rank: int, go_on: Path) -> int:
         if self.rank == rank:
             raise KeyError(f"lost on rank {rank}")
-        time.sleep(wait_s)
+        wait_for(go_on)
         return self.rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def die_on(self, rank: int, wait_s: float = 0.0) -> int:
+    def die_on(self, rank: int) -> int:
         if self.rank == rank:
-            os._exit(7)
-        time.sleep(wait_s)
+            os.kill(os.getpid(), signal.SIGKILL)
         raise ConnectionError("my peer went away")
 
 

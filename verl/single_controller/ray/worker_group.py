@@ -192,10 +192,11 @@ class RayWorkerGroup(WorkerGroup):
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
     def _gather(self, refs: Sequence[ray.ObjectRef], method_name: str) -> list[Any]:
-        names = self._worker_names
-        return gather(
-            refs, lambda rank: f"raised by {method_name} on rank {rank} of {self.world_size} ({names[rank : rank + 1]})"
-        )
+        return gather(refs, lambda rank: f"raised by {method_name} on {self._who(rank)}")
+
+    def _who(self, rank: int) -> str:
+        name = f" ({self._worker_names[rank]})" if self._worker_names else ""
+        return f"rank {rank} of {self.world_size}{name}"
 
     # Several classes in one process
 

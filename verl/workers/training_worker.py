@@ -154,7 +154,8 @@ class TrainingWorker(Worker):
         """Writes the actor as a Hugging Face checkpoint; rank 0 writes. See :func:`save_hf_checkpoint`."""
         weights = self.actor.full_tensors()
         if self.rank == 0:
-            save_hf_checkpoint(weights, self.config.model_path, Path(path), stop_strings)
+            trust_remote_code = self.config.model.trust_remote_code
+            save_hf_checkpoint(weights, self.config.model_path, Path(path), stop_strings, trust_remote_code)
         else:
             _exhaust(weights)
         dist.barrier()

@@ -34,6 +34,7 @@ def save_hf_checkpoint(
     source: str,
     target: Path,
     stop_strings: Sequence[str] = (),
+    trust_remote_code: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes ``weights`` with the configuration and tokenizer of the checkpoint ``source`` to the directory ``target``.
@@ -45,7 +46,7 @@ def save_hf_checkpoint(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     _write_weights(weights, unfinished, shard_bytes)
-    _write_configs(source, unfinished, stop_strings)
+    _write_configs(source, unfinished, stop_strings, trust_remote_code)
     _copy_tokenizer(source, unfinished)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(unfinished, target)
@@ -84,8 +85,8 @@ def _shards(weights: Iterable[NamedTensor], shard_bytes: int) -> Iterator[dict[s
         yield shard
 
 
-def _write_configs(source: str, directory: Path, stop_strings: Sequence[str]) -> None:
-    config = AutoConfig.from_pretrained(source)
+def _write_configs(source: str, directory: Path, stop_strings: Sequence[str], trust_remote_code: bool) -> None:
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     config.dtype = torch.float32
     config.save_pretrained(directory)
     if (_checkpoint_directory(source) / "generation_config.json").is_file():

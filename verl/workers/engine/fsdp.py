@@ -48,10 +48,10 @@ class FSDPEngine:
         self.scorer = build_sharded(model, fsdp, mesh, temperature, self.trainable)
 
     @torch.no_grad()
-    def forward_log_probs(self, rows: Sequence[Row], max_tokens: int | None = None) -> list[TokenScores]:
+    def forward_log_probs(self, rows: Sequence[Row]) -> list[TokenScores]:
         """Scores in the order of ``rows``, which may be empty. Collective."""
         scores = [TokenScores(*torch.zeros(2, row.response_length)) for row in rows]
-        parts = micro_batch_indices(rows, max_tokens or self.max_tokens)
+        parts = micro_batch_indices(rows, self.max_tokens)
         for k in range(self._agree_on_maximum(len(parts))):
             if k < len(parts):
                 chosen = [rows[i] for i in parts[k]]

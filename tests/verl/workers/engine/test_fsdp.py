@@ -218,6 +218,22 @@ def test_bfloat16_computes_in_bfloat16_on_float32_masters(ranks: Any, checkpoint
     assert 1e-4 < difference.max() < 0.2
 
 
+def test_in_bfloat16_too_the_kl_starts_at_exactly_zero(ranks: Any, checkpoint: Any, make_rows: Any) -> None:
+    """A frozen model holds the compute type, a trained one float32 masters: both must compute the same."""
+    config = replace(CONFIG, fsdp_config=FSDPConfig(param_dtype="bfloat16"), ppo_max_token_len_per_gpu=60)
+    outcomes = ranks(first_kl, [(checkpoint("qwen3"), config, part) for part in deal(make_rows(9), 4, 5)])
+    assert outcomes == [0.0, 0.0]
+
+
+def test_metrics_do_not_depend_on_ranks_and_micro_batches(ranks: Any, checkpoint: Any, make_rows: Any) -> None:
+    rows, path = make_rows(11), checkpoint("qwen2")
+    ((expected, _),) = ranks(gradient, [(path, CONFIG, rows)])
+    config = replace(CONFIG, ppo_max_token_len_per_gpu=30)
+    for metrics, _ in ranks(gradient, [(path, config, part) for part in deal(rows, 3, 8)]):
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert 0 < metrics["actor/pg_clipfrac"] < 1
+
+
 def test_only_the_kl_term_moves_the_policy_towards_the_reference(ranks: Any, checkpoint: Any, make_rows: Any) -> None:
     config = replace(CONFIG, kl_loss_coef=1.0, entropy_coeff=0.0)
     rows = [with_advantage(without(row, "old_log_probs"), 0.0) for row in make_rows(12)]
@@ -263,6 +279,15 @@ def scores_in_two_types(mesh: DeviceMesh, path: str, rows: list[Row], fsdp: FSDP
     scores = [[s.log_probs for s in engine.forward_log_probs(rows)] for engine in (exact, coarse)]
     assert len(masters) == 1
     return scores[0], scores[1], masters.pop()
+
+
+def first_kl(mesh: DeviceMesh, path: str, config: ActorConfig, rows: list[Row]) -> float:
+    reference = FSDPEngine(
+        ModelConfig(path=path), config.fsdp_config, mesh, TEMPERATURE, config.ppo_max_token_len_per_gpu
+    )
+    scores = zip(rows, reference.forward_log_probs(rows), strict=True)
+    scored = [replace(row, fields={**row.fields, "ref_log_prob": score.log_probs}) for row, score in scores]
+    return build(mesh, path, config).train_batch(scored, ActorLoss.of(config), 0.0)["actor/kl_loss"]
 
 
 def distances_from_reference(

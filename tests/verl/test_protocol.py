@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,11 @@ NO_ROWS = proto(0)
 
 def test_package_exports_it() -> None:
     assert PackageDataProto is DataProto
+
+
+def test_importing_the_package_alone_is_light() -> None:
+    code = "import sys, verl; verl.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_lists_of_lists_stay_one_element_a_row() -> None:

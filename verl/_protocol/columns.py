@@ -18,7 +18,6 @@ def object_array(values: Iterable[Any]) -> np.ndarray:
     """A one-dimensional object array with one element per value, whatever the values' own shapes."""
     rows = list(values)
     array = np.empty(len(rows), dtype=object)
-    array[:] = rows if not rows or not isinstance(rows[0], np.ndarray | torch.Tensor | list | tuple) else None
     for position, row in enumerate(rows):
         array[position] = row
     return array

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,9 +238,11 @@ def test_worker_exception_surfaces_without_waiting_for_its_peers(pair: RayWorker
     assert pair.count(rows(2)) == [1, 1]
 
 
-def test_killed_worker_surfaces_before_the_errors_it_causes(start_group: StartGroup) -> None:
+def test_killed_worker_surfaces_before_the_errors_it_causes_and_shutdown_leaves_no_process(
+    start_group: StartGroup,
+) -> None:
     group = start_group(2)
-    group.wait_ready()
+    pid = group.execute_func_rank_zero(os.getpid)
     with pytest.raises(ActorDiedError) as caught:
         group.die_on(1)
     assert "raised by die_on on rank 1 of 2" in caught.value.__notes__[0]
@@ -250,6 +254,10 @@ def test_killed_worker_surfaces_before_the_errors_it_causes(start_group: StartGr
     assert ray.util.placement_group_table(placement_group)["state"] == "REMOVED"
     with pytest.raises(ActorDiedError):
         ray.get(group.workers[0].direct.remote())
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_methods_that_would_hide_the_groups_own_are_refused(start_group: StartGroup, shadowing_worker: type) -> None:

@@ -1,0 +1,151 @@
+"""Tokens per second of the torch engine against transformers' ``generate`` on the same tiny model.
+
+Run as ``python scripts/benchmarks/rollout_engine.py [--json PATH]``. Engines take turns within each
+round, every round does the same work, and each engine's best round counts, so that what else the
+machine does falls on all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from verl.workers.rollout.engine import GenerationRequest, SamplingParams
+from verl.workers.rollout.torch_engine import TorchEngine
+
+VOCABULARY = 1280
+PROMPT_TOKENS = 100
+NEW_TOKENS = 128
+GOAL = 1.3
+
+Prompts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    value: float
+    goal: float
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.goal
+
+
+def tiny_qwen2() -> Qwen2ForCausalLM:
+    """0.8 million parameters: the size of the quickstart's models."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        initializer_range=0.08,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {f"w{index}": index for index in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="w0")))
+
+
+def random_prompts(count: int, seed: int) -> Prompts:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)) for _ in range(count)]
+
+
+def engine_runner(engine: TorchEngine) -> Callable[[Prompts], None]:
+    async def generate(prompts: Prompts) -> None:
+        sampling = SamplingParams(max_tokens=NEW_TOKENS)
+        requests = [GenerationRequest(f"bench/{i}", ids, sampling, stream=i) for i, ids in enumerate(prompts)]
+        results = await asyncio.gather(*(engine.generate(request) for request in requests))
+        assert all(len(result.token_ids) == NEW_TOKENS for result in results)
+        await asyncio.gather(*(engine.release(request.session) for request in requests))
+
+    return lambda prompts: asyncio.run(generate(prompts))
+
+
+def hf_runner(model: Qwen2ForCausalLM, cache: str) -> Callable[[Prompts], None]:
+    def generate(prompts: Prompts) -> None:
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=NEW_TOKENS,
+                cache_implementation=cache,
+                pad_token_id=0,
+            )
+        assert out.shape[1] == PROMPT_TOKENS + NEW_TOKENS
+
+    return generate
+
+
+def tokens_per_second(runners: dict[str, Callable[[Prompts], None]], batch: int, rounds: int) -> dict[str, float]:
+    """Generated tokens per process CPU second: the best of ``rounds``, after one to warm up."""
+    best = dict.fromkeys(runners, 0.0)
+    for number in range(rounds + 1):
+        prompts = random_prompts(batch, number)
+        for name, run in runners.items():
+            started = time.process_time()
+            run(prompts)
+            speed = batch * NEW_TOKENS / (time.process_time() - started)
+            if number:
+                best[name] = max(best[name], speed)
+    return best
+
+
+def measure(batch: int, rounds: int) -> Target:
+    model = tiny_qwen2()
+    engine = TorchEngine(model, word_tokenizer(), max_num_seqs=batch, max_model_len=2 * (PROMPT_TOKENS + NEW_TOKENS))
+    runners = {
+        "torch engine": engine_runner(engine),
+        "generate, dynamic cache": hf_runner(model, "dynamic"),
+        "generate, static cache": hf_runner(model, "static"),
+    }
+    speeds = tokens_per_second(runners, batch, rounds)
+    for name, speed in speeds.items():
+        print(f"batch {batch}, {name}: {speed:.0f} tokens per CPU-second", flush=True)
+    own = speeds.pop("torch engine")
+    return Target(f"engine_over_hf_generate_batch_{batch}", own / max(speeds.values()), GOAL)
+
+
+def report(targets: Sequence[Target], path: Path | None) -> None:
+    for target in targets:
+        print(f"{target.name}: {target.value:.2f} (goal >= {target.goal:g})")
+    if path:
+        listed = {t.name: {"value": t.value, "goal": t.goal, "holds": t.holds} for t in targets}
+        path.write_text(json.dumps(listed, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write the targets here")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 96])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    report([measure(batch, args.rounds) for batch in args.batches], args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,8 +66,9 @@ def corpus(world: World) -> list[str]:
 def _compose(first: str, relation: str, subject: str, subject_type: EntityType, lookup: Lookup, rng: Random) -> str:
     others = [name for name in relations_of(subject_type) if name != relation]
     if others and rng.random() < EXTRA_FACT_SHARE:
-        second = _statement(rng.choice(others), subject, lookup, rng)
-    elif rng.random() < 0.5:
+        # Always second: the small simulator, once it has told another fact, forgets the asked one.
+        return f"{first} {_statement(rng.choice(others), subject, lookup, rng)}"
+    if rng.random() < 0.5:
         second = rng.choice(_FILLERS).format(s=subject)
     else:
         second = f"All agree that {subject} is a well known {rng.choice(_KINDS[subject_type])}."

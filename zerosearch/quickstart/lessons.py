@@ -54,7 +54,9 @@ def _off_table(world: World, useful: bool, rng: Random) -> Simulation:
     """
     if rng.random() < 0.5:
         relation = rng.choice(list(RELATIONS))
-        subject_type: EntityType = rng.choice([t for t in ENTITY_TYPES if t not in ("city", RELATIONS[relation].subject_type)])
+        subject_type: EntityType = rng.choice(
+            [t for t in ENTITY_TYPES if t not in ("city", RELATIONS[relation].subject_type)]
+        )
         subject = topic = rng.choice(world.names(subject_type))
     else:
         first, relation = rng.choice(CHAINS)

@@ -54,7 +54,8 @@ class Relation:
     """One kind of fact. `{s}` stands for the subject and `{v}` for the value.
 
     `queries` are at least four wordings that stay distinct under the normalisation of search
-    queries, so that whoever met a noisy document can ask again and get a new draw.
+    queries, so that whoever met a noisy document can ask again and get a new draw. None begins with
+    its subject: a policy that samples would choose wording and name in one token, and err in both.
     """
 
     name: str
@@ -74,7 +75,7 @@ RELATIONS: dict[str, Relation] = {
             "person",
             ("Who directed {s}?", "Who is the director of {s}?"),
             ("{s} was directed by {v}", "The director of {s} is {v}"),
-            ("director of {s}", "{s} director", "who directed {s}", "who is the director of {s}"),
+            ("director of {s}", "find the director of {s}", "who directed {s}", "who is the director of {s}"),
         ),
         Relation(
             "producer",
@@ -82,7 +83,12 @@ RELATIONS: dict[str, Relation] = {
             "company",
             ("Which company produced {s}?", "What company is the producer of {s}?"),
             ("{s} was produced by {v}", "The producer of {s} is {v}"),
-            ("producer of {s}", "{s} producer", "which company produced {s}", "what company is the producer of {s}"),
+            (
+                "producer of {s}",
+                "find the producer of {s}",
+                "which company produced {s}",
+                "what company is the producer of {s}",
+            ),
         ),
         Relation(
             "birthplace",
@@ -90,7 +96,7 @@ RELATIONS: dict[str, Relation] = {
             "city",
             ("Where was {s} born?", "What is the birthplace of {s}?"),
             ("{s} was born in {v}", "The birthplace of {s} is {v}"),
-            ("birthplace of {s}", "{s} birthplace", "where was {s} born", "what is the birthplace of {s}"),
+            ("birthplace of {s}", "find the birthplace of {s}", "where was {s} born", "what is the birthplace of {s}"),
         ),
         Relation(
             "employer",
@@ -98,7 +104,12 @@ RELATIONS: dict[str, Relation] = {
             "company",
             ("Which company does {s} work for?", "What is the employer of {s}?"),
             ("{s} works for {v}", "The employer of {s} is {v}"),
-            ("employer of {s}", "{s} employer", "which company does {s} work for", "what is the employer of {s}"),
+            (
+                "employer of {s}",
+                "find the employer of {s}",
+                "which company does {s} work for",
+                "what is the employer of {s}",
+            ),
         ),
         Relation(
             "seat",
@@ -106,7 +117,7 @@ RELATIONS: dict[str, Relation] = {
             "city",
             ("Where is {s} based?", "What is the seat of {s}?"),
             ("{s} is based in {v}", "The seat of {s} is {v}"),
-            ("seat of {s}", "{s} seat", "where is {s} based", "what is the seat of {s}"),
+            ("seat of {s}", "find the seat of {s}", "where is {s} based", "what is the seat of {s}"),
         ),
     )
 }

@@ -1,20 +1,20 @@
 """Example trajectories for the policy's cold start: how to search well, and how to do it badly.
 
 The good ones teach the skills; the mixture spoils them on purpose, so that reinforcement learning
-finds every skill somewhere in the samples and has something to choose. Entities come from the
-train part only and the facts are invented anew for every example: nothing can be learned by heart.
+finds every skill somewhere in the samples and has something to choose. The facts are invented anew
+for every example, so nothing can be learned by heart, and held-out entities never occur.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeVar
 
 from zerosearch.prompts import CORRECTIVE_MESSAGE, render_information
 from zerosearch.quickstart.documents import noisy_document, useful_document
-from zerosearch.quickstart.relations import CHAINS, RELATIONS, relations_of
+from zerosearch.quickstart.relations import CHAINS, ENTITY_TYPES, RELATIONS, EntityType, all_names, relations_of
 from zerosearch.quickstart.world import Question, World, make_question
 
 MAX_SEARCHES = 4
@@ -53,29 +53,43 @@ class Conduct:
 GOOD = Conduct(noise=0.25, behaviours={"right": 1.0}, reactions={"reformulate": 1.0})
 MIXED = Conduct(
     noise=0.25,
-    behaviours={"right": 0.25, "guess": 0.35, "malformed": 0.15, "wrong_query": 0.15, "skip_bridge": 0.10},
-    reactions={"reformulate": 0.4, "repeat": 0.2, "give_up": 0.4},
+    behaviours={"right": 0.22, "guess": 0.40, "malformed": 0.16, "wrong_query": 0.12, "skip_bridge": 0.10},
+    reactions={"reformulate": 0.5, "repeat": 0.1, "give_up": 0.4},
 )
 
 
-def draw_example(world: World, conduct: Conduct, rng: Random) -> Example:
-    """One trajectory about an invented fact, in the given conduct."""
-    script = _Script(world, _draw_question(world, rng), conduct, rng)
+Names = Mapping[EntityType, Sequence[str]]
+
+
+def cold_start_names(world: World) -> Names:
+    """The train part and every other name of the vocabulary but the held-out ones.
+
+    With the train part alone the model learns which words go together and cannot copy a new pair.
+    """
+    names: dict[EntityType, list[str]] = {}
+    for entity_type in ENTITY_TYPES:
+        held_out = set(world.entities[entity_type, "held_out"])
+        names[entity_type] = [name for name in all_names(entity_type) if name not in held_out]
+    return names
+
+
+def draw_example(names: Names, conduct: Conduct, rng: Random) -> Example:
+    """One trajectory about invented facts on these names, in the given conduct."""
+    script = _Script(names, _draw_question(names, rng), conduct, rng)
     _BEHAVIOURS[_weighted(conduct.behaviours, rng)](script)
     return Example(script.question, tuple(script.segments))
 
 
 class _InventedFacts:
-    """Random train-part values, the same for the same (relation, subject) within one example."""
+    """Random values, the same for the same (relation, subject) within one example."""
 
-    def __init__(self, world: World, rng: Random) -> None:
-        self._world, self._rng = world, rng
+    def __init__(self, names: Names, rng: Random) -> None:
+        self._names, self._rng = names, rng
         self._known: dict[tuple[str, str], str] = {}
 
     def value(self, relation: str, subject: str) -> str:
         if (relation, subject) not in self._known:
-            values = self._world.entities[RELATIONS[relation].value_type, "train"]
-            self._known[relation, subject] = self._rng.choice(values)
+            self._known[relation, subject] = self._rng.choice(self._names[RELATIONS[relation].value_type])
         return self._known[relation, subject]
 
 
@@ -83,7 +97,7 @@ class _InventedFacts:
 class _Script:
     """A trajectory in the making."""
 
-    world: World
+    names: Names
     question: Question
     conduct: Conduct
     rng: Random
@@ -91,7 +105,7 @@ class _Script:
     searches: int = 0
 
     def __post_init__(self) -> None:
-        self._facts = _InventedFacts(self.world, self.rng)
+        self._facts = _InventedFacts(self.names, self.rng)
         self._pinned = {(fact.relation, fact.subject): fact.value for fact in self.question.facts}
 
     def lookup(self, relation: str, subject: str) -> str:
@@ -99,8 +113,7 @@ class _Script:
 
     def guess(self) -> str:
         """Some entity of the type that the question asks for."""
-        value_type = RELATIONS[self.question.relations[-1]].value_type
-        return self.rng.choice(self.world.entities[value_type, "train"])
+        return self.rng.choice(self.names[RELATIONS[self.question.relations[-1]].value_type])
 
     def search(self, thought: str, relation: str, subject: str, wording: int) -> None:
         query = RELATIONS[relation].queries[wording].format(s=subject)
@@ -114,11 +127,14 @@ class _Script:
     def answer(self, thought: str, answer: str) -> None:
         self.segments.append(Segment("policy", f"<think> {thought} </think> <answer> {answer} </answer>"))
 
+    def give_up(self, relation: str, subject: str) -> None:
+        self.answer(f"The {relation} of {subject} is not clear.", self.guess())
 
-def _draw_question(world: World, rng: Random) -> Question:
+
+def _draw_question(names: Names, rng: Random) -> Question:
     chain = rng.choice(CHAINS) if rng.random() < TWO_HOP_SHARE else (rng.choice(list(RELATIONS)),)
-    subject = rng.choice(world.entities[RELATIONS[chain[0]].subject_type, "train"])
-    return make_question(chain, subject, _InventedFacts(world, rng).value, rng.randrange(2))
+    subject = rng.choice(names[RELATIONS[chain[0]].subject_type])
+    return make_question(chain, subject, _InventedFacts(names, rng).value, rng.randrange(2))
 
 
 def _weighted(weights: dict[_Choice, float], rng: Random) -> _Choice:
@@ -129,7 +145,7 @@ def _right(script: _Script) -> None:
     thought = ""
     for fact in script.question.facts:
         if not _find(script, fact.relation, fact.subject, thought):
-            script.answer(f"The {fact.relation} of {fact.subject} is not clear.", script.guess())
+            script.give_up(fact.relation, fact.subject)
             return
         thought = f"The {fact.relation} of {fact.subject} is {fact.value}."
     script.answer(thought, script.question.answer)
@@ -166,29 +182,28 @@ def _guess(script: _Script) -> None:
 def _malformed(script: _Script) -> None:
     fact = script.question.facts[0]
     query = script.rng.choice(RELATIONS[fact.relation].queries).format(s=fact.subject)
-    ending = script.rng.choice([f"<search> {query} <search>", f"<answer> {script.guess()}", query])
+    ending = script.rng.choice([f"<search> {query}", f"<answer> {script.guess()}", query])
     text = f"<think> I need the {fact.relation} of {fact.subject}. </think> {ending}"
     script.segments += [Segment("malformed", text), Segment("observation", CORRECTIVE_MESSAGE)]
     script.rng.choice([_right, _guess])(script)
 
 
 def _wrong_query(script: _Script) -> None:
-    """Asks for something else and takes what it says for the answer."""
+    """Asks for another relation of the subject and takes what it says for the answer."""
     asked = script.question.facts[0]
-    subject_type = RELATIONS[asked.relation].subject_type
-    others = [name for name in relations_of(subject_type) if name != asked.relation]
-    if others and script.rng.random() < 0.6:
-        relation, subject = script.rng.choice(others), asked.subject
-    else:
-        relation, subject = asked.relation, script.rng.choice(script.world.entities[subject_type, "train"])
-    script.search("", relation, subject, script.rng.randrange(len(RELATIONS[relation].queries)))
-    script.observe(useful_document(relation, subject, script.lookup, script.rng))
-    value = script.lookup(relation, subject)
-    script.answer(f"The {relation} of {subject} is {value}.", value)
+    others = [name for name in relations_of(RELATIONS[asked.relation].subject_type) if name != asked.relation]
+    if not others:
+        _guess(script)
+        return
+    relation = script.rng.choice(others)
+    script.search("", relation, asked.subject, script.rng.randrange(len(RELATIONS[relation].queries)))
+    script.observe(useful_document(relation, asked.subject, script.lookup, script.rng))
+    value = script.lookup(relation, asked.subject)
+    script.answer(f"The {relation} of {asked.subject} is {value}.", value)
 
 
 def _skip_bridge(script: _Script) -> None:
-    """Asks the last relation of the first subject, as if there were one hop, then guesses."""
+    """Asks the last relation of the first subject, as if there were one hop, and gives up."""
     first, last = script.question.facts[0], script.question.facts[-1]
     if first is last:
         _right(script)
@@ -196,8 +211,7 @@ def _skip_bridge(script: _Script) -> None:
     script.search("", last.relation, first.subject, script.rng.randrange(len(RELATIONS[last.relation].queries)))
     subject_type = RELATIONS[first.relation].subject_type
     script.observe(noisy_document(last.relation, first.subject, subject_type, script.lookup, script.rng))
-    guess = script.guess()
-    script.answer(f"The {last.relation} of {first.subject} is {guess}.", guess)
+    script.give_up(last.relation, first.subject)
 
 
 _BEHAVIOURS: dict[str, Callable[[_Script], None]] = {

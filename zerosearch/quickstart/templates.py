@@ -20,6 +20,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+MODEL_LENGTH = 1024
+"""Positions that both models have."""
+
 PAD_TOKEN = "<|endoftext|>"
 START_TOKEN = "<|im_start|>"
 END_TOKEN = "<|im_end|>"

@@ -10,8 +10,16 @@ from transformers import PreTrainedTokenizerFast
 
 from zerosearch.quickstart.lessons import draw_simulation
 from zerosearch.quickstart.relations import name_words
-from zerosearch.quickstart.teacher import MIXED, draw_example
-from zerosearch.quickstart.templates import CHAT_TEMPLATE, END_TOKEN, PAD_TOKEN, POLICY_PROMPT, START_TOKEN, TAGS
+from zerosearch.quickstart.teacher import MIXED, cold_start_names, draw_example
+from zerosearch.quickstart.templates import (
+    CHAT_TEMPLATE,
+    END_TOKEN,
+    MODEL_LENGTH,
+    PAD_TOKEN,
+    POLICY_PROMPT,
+    START_TOKEN,
+    TAGS,
+)
 from zerosearch.quickstart.world import World
 
 MAX_VOCABULARY = 1280
@@ -34,7 +42,9 @@ def train_tokenizer(world: World) -> PreTrainedTokenizerFast:
     )
     core.train_from_iterator(_texts(world), trainer)
     core.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END_TOKEN, pad_token=PAD_TOKEN)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END_TOKEN, pad_token=PAD_TOKEN, model_max_length=MODEL_LENGTH
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -57,13 +67,14 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 
 def _texts(world: World) -> Iterator[str]:
-    rng = Random(f"{world.seed}/tokenizer")
+    rng, names = Random(f"{world.seed}/tokenizer"), cold_start_names(world)
     for word in name_words():
         yield f" {word}" * _WORD_WEIGHT
+    yield "user\nassistant\n" * _WORD_WEIGHT
     for _ in range(_SAMPLES):
         simulation = draw_simulation(world, rng)
         yield f"{simulation.prompt}{simulation.reply}"
-        example = draw_example(world, MIXED, rng)
+        example = draw_example(names, MIXED, rng)
         yield _without_tags(POLICY_PROMPT.format(question=example.question.text))
         for segment in example.segments:
             yield _without_tags(segment.text)

@@ -6,7 +6,7 @@ two: a policy that is trained on the one part meets the other for the first time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -21,8 +21,8 @@ ENTITY_COUNTS: dict[EntityType, int] = {"work": 300, "person": 300, "company": 1
 Lookup = Callable[[str, str], str]
 """(relation, subject) → value."""
 
-# A subject's values come after those of the entities that it leads to, so that `_two_hop_values`
-# sees every chain, and the last relation of a type is the one that avoids them.
+# What a value leads to is drawn before the value itself, and of one subject's relations those that
+# begin a chain come first: so `_two_hop_values` knows the answers that the later ones must avoid.
 _FACT_ORDER = ("seat", "employer", "birthplace", "director", "producer")
 
 
@@ -142,9 +142,9 @@ def _two_hop_values(table: Mapping[tuple[str, str], str], subject_type: EntityTy
 
 
 def _draw_starts(
-    world: World, part: Part, chains: list[tuple[str]] | tuple[tuple[str, str], ...], count: int, rng: Random
+    world: World, part: Part, chains: Sequence[tuple[str, ...]], count: int, rng: Random
 ) -> list[tuple[tuple[str, ...], str]]:
-    starts: list[tuple[tuple[str, ...], str]] = [
+    starts = [
         (chain, subject) for chain in chains for subject in world.entities[RELATIONS[chain[0]].subject_type, part]
     ]
     if count > len(starts):

@@ -260,6 +260,8 @@ def test_killed_worker_surfaces_before_the_errors_it_causes_and_shutdown_leaves_
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_methods_that_would_hide_the_groups_own_are_refused(start_group: StartGroup, shadowing_worker: type) -> None:
+def test_methods_that_would_hide_the_groups_own_are_refused(shadowing_worker: type) -> None:
+    pool = RayResourcePool([1], use_gpu=False)
     with pytest.raises(ValueError, match=r"registers \['spawn'\], which are the worker group's own names"):
-        start_group(1, shadowing_worker)
+        RayWorkerGroup(pool, RayClassWithInitArgs(shadowing_worker))
+    assert pool._reservation is None

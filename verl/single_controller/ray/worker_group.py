@@ -56,6 +56,8 @@ class RayWorkerGroup(WorkerGroup):
         self._master: tuple[str, int] | None = None
         self._owns_workers = worker_names is None and worker_handles is None
         self.wg_dict: dict[str, RayWorkerGroup] = {}
+        if not ray_cls_with_init.members:
+            self._bind_worker_method(ray_cls_with_init.user_cls)
         if worker_names is None and worker_handles is None:
             if resource_pool is None:
                 raise ValueError("a worker group needs a resource pool, or workers to attach to")
@@ -63,8 +65,6 @@ class RayWorkerGroup(WorkerGroup):
         else:
             self._worker_names = list(worker_names or [])
             self._workers = list(worker_handles or [ray.get_actor(name) for name in self._worker_names])
-        if not ray_cls_with_init.members:
-            self._bind_worker_method(ray_cls_with_init.user_cls)
 
     def _start(self, pool: RayResourcePool, strategy: str, detached: bool) -> None:
         cls_name = self.ray_cls_with_init.user_cls.__name__

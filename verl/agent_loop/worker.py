@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from verl.utils.tokenizer import eos_token_ids, hf_tokenizer
 from verl.workers.config import CustomRewardConfig, RolloutConfig
 from verl.workers.rollout.engine import InfrastructureError, NamedTensor
 from verl.workers.rollout.torch_engine import TorchEngine
+
+BEGIN, END = "begin", "end"
+"""In a trajectory's timings: when it started and ended, seconds since the epoch on the worker's clock."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,10 @@ class RolloutWorker(Worker):
 
     async def _run(self, task: RolloutTask) -> None:
         async with self._slots:
+            begin = time.time()
             trajectory = await self._attempt(task) or await self._attempt(task, last=True)
         assert trajectory is not None
+        trajectory.timings |= {BEGIN: begin, END: time.time()}
         await self._finished.put(trajectory)
 
     async def _attempt(self, task: RolloutTask, last: bool = False) -> Trajectory | None:

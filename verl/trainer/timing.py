@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -33,3 +33,12 @@ class PhaseTimer:
     @property
     def totals(self) -> dict[str, float]:
         return dict(self._total)
+
+
+def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of (begin, end) intervals."""
+    covered, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered

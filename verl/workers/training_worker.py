@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,14 +95,17 @@ class TrainingWorker(Worker):
         """``ref_log_prob`` (B, R) float32. Raises ValueError if the worker has no reference."""
         if self.reference is None:
             raise ValueError("there is no reference model: actor.use_kl_loss is false")
+        begin = time.perf_counter()
         log_probs, _ = self._score(self.reference, data)
-        return DataProto.from_dict({"ref_log_prob": log_probs})
+        return DataProto.from_dict({"ref_log_prob": log_probs}, meta_info=_timed("reference", begin))
 
     @register(dispatch_mode=SCORE_DISPATCH)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """The actor's ``old_log_probs`` and ``entropys``, each (B, R) float32, at the sampling temperature."""
+        begin = time.perf_counter()
         log_probs, entropys = self._score(self.actor, data)
-        return DataProto.from_dict({"old_log_probs": log_probs, "entropys": entropys})
+        scores = {"old_log_probs": log_probs, "entropys": entropys}
+        return DataProto.from_dict(scores, meta_info=_timed("old_log_prob", begin))
 
     def _score(self, engine: FSDPEngine, data: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = _tensors(data)
@@ -120,6 +124,7 @@ class TrainingWorker(Worker):
         Returns ``meta_info["metrics"]``: the loss's metrics and ``actor/loss``, ``actor/grad_norm``,
         ``actor/lr``, ``actor/tokens``, ``actor/nonfinite_updates``, over all ranks.
         """
+        begin = time.perf_counter()
         step, tensors = self._training_step(data), _tensors(data)
         fields = [*self.config.loss.fields, *(key for key in ("old_log_probs",) if key in tensors)]
         if step == self._last_step and "old_log_probs" not in tensors:
@@ -128,7 +133,7 @@ class TrainingWorker(Worker):
         rate = learning_rate(self.config.actor.optim, step, self.config.total_training_steps)
         metrics = self.actor.train_batch(rows_from_batch(tensors, fields), self.config.loss, rate)
         named = {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
-        return DataProto(meta_info={"metrics": named})
+        return DataProto(meta_info={"metrics": named | _timed("update_actor", begin)["metrics"]})
 
     def _training_step(self, data: DataProto) -> int:
         if "global_steps" not in data.meta_info:
@@ -159,6 +164,11 @@ class TrainingWorker(Worker):
         else:
             _exhaust(weights)
         dist.barrier()
+
+
+def _timed(name: str, begin: float) -> dict[str, dict[str, float]]:
+    """meta_info with the seconds this worker computed: less than its caller waited, by dispatch and transfer."""
+    return {"metrics": {f"perf/{name}_seconds": time.perf_counter() - begin}}
 
 
 def _tensors(data: DataProto) -> dict[str, torch.Tensor]:

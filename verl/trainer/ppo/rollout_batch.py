@@ -44,6 +44,19 @@ def to_data_proto(trajectories: Sequence[Trajectory], pad_token_id: int, tempera
     return DataProto.from_dict(tensors, non_tensors, meta_info={"temperature": temperature})
 
 
+def deal_by_length(trajectories: Sequence[Trajectory], ranks: int) -> list[Trajectory]:
+    """Reordered so that ``ranks`` consecutive chunks, as dispatch cuts them, hold about equally many tokens.
+
+    Longest first, dealt back and forth over the ranks; a function of the trajectories' order and lengths.
+    """
+    hands: list[list[Trajectory]] = [[] for _ in range(ranks)]
+    longest_first = sorted(trajectories, key=lambda t: -len(t.context_ids))
+    for number, trajectory in enumerate(longest_first):
+        lap, place = divmod(number, ranks)
+        hands[place if lap % 2 == 0 else ranks - 1 - place].append(trajectory)
+    return [trajectory for hand in sorted(hands, key=len, reverse=True) for trajectory in hand]
+
+
 def _score_row(trajectory: Trajectory) -> torch.Tensor:
     row = torch.zeros(len(trajectory.response_ids), dtype=torch.float32)
     row[last_policy_token(trajectory)] = trajectory.reward

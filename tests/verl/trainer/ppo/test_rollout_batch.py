@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from verl.agent_loop.trajectory import Segment, SegmentKind, Trajectory
-from verl.trainer.ppo.rollout_batch import to_data_proto
+from verl.trainer.ppo.rollout_batch import deal_by_length, to_data_proto
 
 PAD = 0
 
@@ -38,3 +38,13 @@ def test_layout_masks_and_score_position() -> None:
 def test_score_stands_on_the_last_policy_token_even_when_an_observation_ends_the_row() -> None:
     batch = to_data_proto([trajectory("a", (7,), [policy(1, 2), seen(5, 5)], 0.5)], PAD, temperature=1.0)
     assert batch.batch["token_level_scores"].tolist() == [[0.0, 0.5, 0.0, 0.0]]
+
+
+def test_dealing_by_length_balances_consecutive_chunks_and_keeps_every_row() -> None:
+    lengths = [3, 40, 7, 7, 22, 9, 31, 5, 18]
+    rows = [trajectory(str(i), (7,), [policy(*range(1, n + 1))], 0.0) for i, n in enumerate(lengths)]
+    dealt = deal_by_length(rows, 2)
+    assert sorted(t.uid for t in dealt) == sorted(t.uid for t in rows)
+    tokens = [sum(len(t.context_ids) for t in chunk) for chunk in (dealt[:5], dealt[5:])]
+    assert tokens == [80, 71]
+    assert [t.uid for t in deal_by_length(rows, 1)] == ["1", "6", "4", "8", "5", "2", "3", "7", "0"]

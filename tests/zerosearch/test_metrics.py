@@ -142,6 +142,8 @@ def test_summary_pairs_rows_by_their_id() -> None:
             "held_out_f1_before": 0.5,
             "held_out_f1_after": 0.75,
             "held_out_f1_after_end_noise": 0.25,
+            "held_out_f1_before_end_noise": 0.0,
+            "held_out_em_before_end_noise": 0.0,
             "held_out_em_before": 1 / 3,
             "held_out_em_after": 0.5,
             "held_out_em_after_end_noise": 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -145,7 +146,7 @@ class TrainingRun:
         """Joins the cluster of RAY_ADDRESS, or starts a private Ray on this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(log_to_driver=False)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
         else:
             store = self._config.trainer.object_store_megabytes
             ray.init(
@@ -153,6 +154,7 @@ class TrainingRun:
                 num_cpus=max(os.cpu_count() or 1, self._config.trainer.ranks_per_node),
                 include_dashboard=False,
                 log_to_driver=False,
+                logging_level=logging.ERROR,
                 object_store_memory=store << 20 if store else None,
             )
         self._stack.callback(ray.shutdown)

@@ -1,8 +1,9 @@
 """Tokens per second of the torch engine against transformers' ``generate`` on the same tiny model.
 
+The work is that of a rollout: groups of `GROUP` samples of one prompt, every sample `NEW_TOKENS` long.
 Run as ``python scripts/benchmarks/rollout_engine.py [--json PATH]``. Engines take turns within each
 round, every round does the same work, and each engine's best round counts, so that what else the
-machine does falls on all alike.
+machine does falls on all alike. The targets compare with the faster of the two ``generate``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from verl.workers.rollout.torch_engine import TorchEngine
 VOCABULARY = 1280
 PROMPT_TOKENS = 100
 NEW_TOKENS = 128
+GROUP = 8
 GOAL = 1.3
 
 Prompts = list[tuple[int, ...]]
@@ -71,13 +73,19 @@ def random_prompts(count: int, seed: int) -> Prompts:
     return [tuple(rng.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)) for _ in range(count)]
 
 
+async def generate_and_release(engine: TorchEngine, request: GenerationRequest) -> int:
+    generation = await engine.generate(request)
+    await engine.release(request.session)
+    return len(generation.token_ids)
+
+
 def engine_runner(engine: TorchEngine) -> Callable[[Prompts], None]:
     async def generate(prompts: Prompts) -> None:
         sampling = SamplingParams(max_tokens=NEW_TOKENS)
-        requests = [GenerationRequest(f"bench/{i}", ids, sampling, stream=i) for i, ids in enumerate(prompts)]
-        results = await asyncio.gather(*(engine.generate(request) for request in requests))
-        assert all(len(result.token_ids) == NEW_TOKENS for result in results)
-        await asyncio.gather(*(engine.release(request.session) for request in requests))
+        contexts = [ids for ids in prompts for _ in range(GROUP)]
+        requests = [GenerationRequest(f"bench/{i}", ids, sampling, stream=i) for i, ids in enumerate(contexts)]
+        lengths = await asyncio.gather(*(generate_and_release(engine, request) for request in requests))
+        assert lengths == [NEW_TOKENS] * len(contexts)
 
     return lambda prompts: asyncio.run(generate(prompts))
 
@@ -91,11 +99,12 @@ def hf_runner(model: Qwen2ForCausalLM, cache: str) -> Callable[[Prompts], None]:
                 attention_mask=torch.ones_like(ids),
                 do_sample=True,
                 top_k=0,
+                num_return_sequences=GROUP,
                 max_new_tokens=NEW_TOKENS,
                 cache_implementation=cache,
                 pad_token_id=0,
             )
-        assert out.shape[1] == PROMPT_TOKENS + NEW_TOKENS
+        assert out.shape == (len(prompts) * GROUP, PROMPT_TOKENS + NEW_TOKENS)
 
     return generate
 
@@ -104,7 +113,7 @@ def tokens_per_second(runners: dict[str, Callable[[Prompts], None]], batch: int,
     """Generated tokens per process CPU second: the best of ``rounds``, after one to warm up."""
     best = dict.fromkeys(runners, 0.0)
     for number in range(rounds + 1):
-        prompts = random_prompts(batch, number)
+        prompts = random_prompts(batch // GROUP, number)
         for name, run in runners.items():
             started = time.process_time()
             run(prompts)
@@ -116,7 +125,7 @@ def tokens_per_second(runners: dict[str, Callable[[Prompts], None]], batch: int,
 
 def measure(batch: int, rounds: int) -> Target:
     model = tiny_qwen2()
-    engine = TorchEngine(model, word_tokenizer(), max_num_seqs=batch, max_model_len=2 * (PROMPT_TOKENS + NEW_TOKENS))
+    engine = TorchEngine(model, word_tokenizer(), max_num_seqs=batch, max_model_len=512)
     runners = {
         "torch engine": engine_runner(engine),
         "generate, dynamic cache": hf_runner(model, "dynamic"),

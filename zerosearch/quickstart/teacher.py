@@ -75,7 +75,8 @@ def cold_start_names(world: World) -> Names:
 
 def draw_example(names: Names, conduct: Conduct, rng: Random) -> Example:
     """One trajectory about invented facts on these names, in the given conduct."""
-    script = _Script(names, _draw_question(names, rng), conduct, rng)
+    facts = _InventedFacts(names, rng)
+    script = _Script(names, facts, _draw_question(names, facts, rng), conduct, rng)
     _BEHAVIOURS[_weighted(conduct.behaviours, rng)](script)
     return Example(script.question, tuple(script.segments))
 
@@ -98,18 +99,12 @@ class _Script:
     """A trajectory in the making."""
 
     names: Names
+    facts: _InventedFacts
     question: Question
     conduct: Conduct
     rng: Random
     segments: list[Segment] = field(default_factory=list)
     searches: int = 0
-
-    def __post_init__(self) -> None:
-        self._facts = _InventedFacts(self.names, self.rng)
-        self._pinned = {(fact.relation, fact.subject): fact.value for fact in self.question.facts}
-
-    def lookup(self, relation: str, subject: str) -> str:
-        return self._pinned.get((relation, subject)) or self._facts.value(relation, subject)
 
     def guess(self) -> str:
         """Some entity of the type that the question asks for."""
@@ -131,10 +126,10 @@ class _Script:
         self.answer(f"The {relation} of {subject} is not clear.", self.guess())
 
 
-def _draw_question(names: Names, rng: Random) -> Question:
+def _draw_question(names: Names, facts: _InventedFacts, rng: Random) -> Question:
     chain = rng.choice(CHAINS) if rng.random() < TWO_HOP_SHARE else (rng.choice(list(RELATIONS)),)
     subject = rng.choice(names[RELATIONS[chain[0]].subject_type])
-    return make_question(chain, subject, _InventedFacts(names, rng).value, rng.randrange(2))
+    return make_question(chain, subject, facts.value, rng.randrange(2))
 
 
 def _weighted(weights: dict[_Choice, float], rng: Random) -> _Choice:
@@ -160,11 +155,11 @@ def _find(script: _Script, relation: str, subject: str, thought: str) -> bool:
         script.search(thought, relation, subject, wording)
         thought = "This is not clear."
         if document is None and rng.random() >= script.conduct.noise:
-            script.observe(useful_document(relation, subject, script.lookup, rng))
+            script.observe(useful_document(relation, subject, script.facts.value, rng))
             return True
         if document is None:
             subject_type = RELATIONS[relation].subject_type
-            document = noisy_document(relation, subject, subject_type, script.lookup, rng)
+            document = noisy_document(relation, subject, subject_type, script.facts.value, rng)
         script.observe(document)
         reaction = _weighted(script.conduct.reactions, rng)
         if reaction == "give_up":
@@ -197,8 +192,8 @@ def _wrong_query(script: _Script) -> None:
         return
     relation = script.rng.choice(others)
     script.search("", relation, asked.subject, script.rng.randrange(len(RELATIONS[relation].queries)))
-    script.observe(useful_document(relation, asked.subject, script.lookup, script.rng))
-    value = script.lookup(relation, asked.subject)
+    script.observe(useful_document(relation, asked.subject, script.facts.value, script.rng))
+    value = script.facts.value(relation, asked.subject)
     script.answer(f"The {relation} of {asked.subject} is {value}.", value)
 
 
@@ -210,7 +205,7 @@ def _skip_bridge(script: _Script) -> None:
         return
     script.search("", last.relation, first.subject, script.rng.randrange(len(RELATIONS[last.relation].queries)))
     subject_type = RELATIONS[first.relation].subject_type
-    script.observe(noisy_document(last.relation, first.subject, subject_type, script.lookup, script.rng))
+    script.observe(noisy_document(last.relation, first.subject, subject_type, script.facts.value, script.rng))
     script.give_up(last.relation, first.subject)
 
 

@@ -43,12 +43,12 @@ def dispatch_one_to_all(worker_group: WorkerGroup, *args: Any, **kwargs: Any) ->
     return Dealt([arg] * n for arg in args), {key: [value] * n for key, value in kwargs.items()}
 
 
-def dispatch_all_to_all(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG001
+def dispatch_all_to_all(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """The caller has already dealt the arguments: lists with one element per rank."""
     return args, kwargs
 
 
-def collect_all_to_all(worker_group: WorkerGroup, output: Any) -> Any:  # noqa: ARG001
+def collect_all_to_all(worker_group: WorkerGroup, output: Any) -> Any:
     """The outputs as they are."""
     return output
 
@@ -59,7 +59,7 @@ def dispatch_rank_zero(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> 
     return Dealt([arg, *rest] for arg in args), {key: [value, *rest] for key, value in kwargs.items()}
 
 
-def collect_rank_zero(worker_group: WorkerGroup, output: Any) -> Any:  # noqa: ARG001
+def collect_rank_zero(worker_group: WorkerGroup, output: Any) -> Any:
     """Rank 0's output."""
     return output[0] if isinstance(output, list) else output
 

@@ -18,7 +18,7 @@ def compute_grpo_outcome_advantage(
     index: np.ndarray,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,  # noqa: ARG001 - part of the signature every estimator shares
+    config: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Group-relative advantages (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 

@@ -160,7 +160,7 @@ def test_installed_wheel_brings_its_configuration(tmp_path: Path) -> None:
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(root / name, source)
     environment = tmp_path / "env"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     packages = next((environment / "lib").glob("python3*")) / "site-packages"
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
     python = str(environment / "bin" / "python")

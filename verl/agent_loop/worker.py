@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,6 @@ class RolloutWorker(Worker):
         super().__init__()
         self._spec = spec
         self._running: set[asyncio.Task[None]] = set()
-        self._error: BaseException | None = None
 
     async def init_model(self) -> None:
         """Loads tokenizer, engine and environment. Raises ValueError for what cannot be used."""
@@ -77,7 +77,7 @@ class RolloutWorker(Worker):
         loop_class: type[AgentLoop[Any]] = load_by_path(spec.environment)
         self._loop = loop_class(spec.environment_config, context)
         self._reward = self._make_reward()
-        self._finished: asyncio.Queue[Trajectory] = asyncio.Queue()
+        self._finished: asyncio.Queue[Trajectory | BaseException] = asyncio.Queue()
         self._slots = asyncio.Semaphore(spec.rollout.max_in_flight or spec.rollout.max_num_seqs)
 
     def _make_reward(self) -> RewardFn:
@@ -93,21 +93,19 @@ class RolloutWorker(Worker):
 
     def _ended(self, job: asyncio.Task[None]) -> None:
         self._running.discard(job)
-        if not job.cancelled() and job.exception() is not None:
-            self._error = self._error or job.exception()
+        error = None if job.cancelled() else job.exception()
+        if error is not None:
+            self._finished.put_nowait(error)
 
     async def collect(self, timeout: float) -> list[Trajectory]:
         """What has finished; waits up to ``timeout`` seconds for the first. A fault in the code of an
         environment is raised here and ends the run."""
-        try:
+        finished: list[Trajectory] = []
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                finished = [await self._finished.get()]
-        except TimeoutError:
-            finished = []
+                finished.append(_or_raise(await self._finished.get()))
         while not self._finished.empty():
-            finished.append(self._finished.get_nowait())
-        if self._error is not None:
-            raise self._error
+            finished.append(_or_raise(self._finished.get_nowait()))
         return finished
 
     async def _run(self, task: RolloutTask) -> None:
@@ -140,6 +138,12 @@ class RolloutWorker(Worker):
             job.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._loop.close()
+
+
+def _or_raise(outcome: Trajectory | BaseException) -> Trajectory:
+    if isinstance(outcome, Trajectory):
+        return outcome
+    raise outcome
 
 
 def _failed(task: RolloutTask, error: InfrastructureError | TimeoutError) -> Trajectory:

@@ -18,42 +18,44 @@ class KeptSequence:
 
 
 class KeptSequences:
-    """What is kept, least recently used first out. Losing an entry costs time, never a different result."""
+    """What is kept, least recently used first out. Losing an entry costs time, never a different result.
+
+    A session is named by its string, a prompt by its ids.
+    """
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, KeptSequence] = OrderedDict()
-        self._prompts: OrderedDict[TokenIds, KeptSequence] = OrderedDict()
+        self._entries: OrderedDict[str | TokenIds, KeptSequence] = OrderedDict()
         self.positions = 0
 
     def take_session(self, session: str) -> KeptSequence | None:
-        kept = self._sessions.pop(session, None)
+        kept = self._entries.pop(session, None)
         self.positions -= kept.kv.length if kept else 0
         return kept
 
     def keep_session(self, session: str, kept: KeptSequence) -> None:
         self.take_session(session)
-        self._sessions[session] = kept
-        self.positions += kept.kv.length
+        self._add(session, kept)
 
     def prompt(self, ids: TokenIds) -> KeptSequence | None:
-        kept = self._prompts.get(ids)
+        kept = self._entries.get(ids)
         if kept:
-            self._prompts.move_to_end(ids)
+            self._entries.move_to_end(ids)
         return kept
 
     def keep_prompt(self, kept: KeptSequence) -> None:
-        if kept.ids not in self._prompts:
-            self._prompts[kept.ids] = kept
-            self.positions += kept.kv.length
+        if self.prompt(kept.ids) is None:
+            self._add(kept.ids, kept)
+
+    def _add(self, key: str | TokenIds, kept: KeptSequence) -> None:
+        self._entries[key] = kept
+        self.positions += kept.kv.length
 
     def shrink(self, limit: int) -> None:
-        """Forgets prompts, then sessions, until at most ``limit`` positions are kept."""
-        while self.positions > limit and self._prompts:
-            self.positions -= self._prompts.popitem(last=False)[1].kv.length
-        while self.positions > limit and self._sessions:
-            self.positions -= self._sessions.popitem(last=False)[1].kv.length
+        """Forgets until at most ``limit`` positions are kept."""
+        while self.positions > max(limit, 0):
+            _, kept = self._entries.popitem(last=False)
+            self.positions -= kept.kv.length
 
     def clear(self) -> None:
-        self._sessions.clear()
-        self._prompts.clear()
+        self._entries.clear()
         self.positions = 0

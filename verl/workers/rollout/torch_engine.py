@@ -216,17 +216,23 @@ class TorchEngine:
                 await asyncio.sleep(0)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        """A step that failed takes every request with it and leaves the engine broken until new weights."""
-        cause = asyncio.CancelledError("the engine's task was cancelled") if task.cancelled() else task.exception()
-        if cause is None:
+        """A step that failed takes every request with it and leaves the engine broken until new weights.
+
+        A cancelled task (its event loop is closing) takes the requests only.
+        """
+        cause = None if task.cancelled() else task.exception()
+        if cause is None and not task.cancelled():
             return
-        lost = [*self._waiting, *(s for s in self._running.values())]
+        lost = [*self._waiting, *self._running.values()]
         self._waiting.clear()
         self._forget_all()
-        self._gate.fail(cause)
+        if cause is not None:
+            self._gate.fail(cause)
         for sequence in lost:
             if not sequence.done.done():
-                error = InfrastructureError(f"a step of the engine failed: {cause!r}")
+                error = InfrastructureError(
+                    f"a step of the engine failed: {cause!r}" if cause else "the engine stopped"
+                )
                 error.__cause__ = cause
                 sequence.done.set_exception(error)
 

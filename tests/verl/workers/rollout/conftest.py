@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from verl.workers.rollout.engine import Generation, GenerationRequest
 from verl.workers.rollout.torch_engine import TorchEngine
 
 VOCAB = 320
@@ -83,6 +82,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>")
 
 
-async def generate_all(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
-    """All at once, in the order given."""
-    return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+MakeEngine = Callable[..., TorchEngine]
+
+
+@pytest.fixture
+def make_engine(tokenizer: PreTrainedTokenizerFast) -> MakeEngine:
+    """A float32 engine of a model; keywords override its size."""
+
+    def make(model: PreTrainedModel, **changes: Any) -> TorchEngine:
+        options: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 400} | changes
+        return TorchEngine(model, tokenizer, **options)
+
+    return make

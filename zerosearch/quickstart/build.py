@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from zerosearch.quickstart import ASSETS, Assets
 from zerosearch.quickstart.dataset import write_data
+from zerosearch.quickstart.learning import measure_controls, measure_learning
 from zerosearch.quickstart.quality import measure_policy, measure_simulator
 from zerosearch.quickstart.recipes import train_policy, train_simulator
 from zerosearch.quickstart.report import Measure, as_json, as_table
@@ -77,7 +78,11 @@ def main() -> None:
         if not arguments.measure_only:
             build_assets(seed, assets)
         built = time.process_time() - begin
-        report[seed] = measure_assets(seed, assets)
+        report[seed] = [
+            *measure_assets(seed, assets),
+            *(measure_learning(assets, seed) if arguments.learning else []),
+            *(measure_controls(assets, seed) if arguments.controls else []),
+        ]
         logger.info("seed %d: %.0f CPU-seconds to build, in %s", seed, built, assets.root)
         _write_report(report, arguments.report)
     print(as_table(report))
@@ -92,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--further", type=Path, default=Path("runs/quickstart-build"), help="where further seeds' assets go")
     add("--report", type=Path, default=Path("runs/quickstart-build/report.json"), help="a table in .md lies beside it")
     add("--measure-only", action="store_true", help="measure what was built before")
+    add(
+        "--learning", action="store_true", help="also train on every seed's assets, and measure what GRPO makes of them"
+    )
+    add(
+        "--controls", action="store_true", help="also train with rewards, and a rate, from which nothing can be learned"
+    )
     return parser
 
 

@@ -97,12 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--further", type=Path, default=Path("runs/quickstart-build"), help="where further seeds' assets go")
     add("--report", type=Path, default=Path("runs/quickstart-build/report.json"), help="a table in .md lies beside it")
     add("--measure-only", action="store_true", help="measure what was built before")
-    add(
-        "--learning", action="store_true", help="also train on every seed's assets, and measure what GRPO makes of them"
-    )
-    add(
-        "--controls", action="store_true", help="also train with rewards, and a rate, from which nothing can be learned"
-    )
+    add("--learning", action="store_true", help="also measure what GRPO makes of each seed")
+    add("--controls", action="store_true", help="also train where there is nothing to learn")
     return parser
 
 

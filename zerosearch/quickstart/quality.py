@@ -57,7 +57,8 @@ def measure_simulator(
 ) -> list[Measure]:
     """Right facts, leaks, form, and query sensitivity as `zerosearch.probe` defines it."""
     questions = test_questions(world)
-    replies = _ask(model, tokenizer, [hop for question in questions for hop in _hops(question)], seed)
+    hops = dict.fromkeys(hop for question in questions for hop in _hops(question))
+    replies = _ask(model, tokenizer, list(hops), seed)
     measures = []
     for hop in ("one hop", "bridge", "last hop"):
         useful = [r.states_fact for r in replies if r.hop == hop and r.label is Label.USEFUL]
@@ -106,17 +107,17 @@ def _ask(
 
 def _query_sensitivity(questions: Sequence[Question], replies: Sequence[_Reply]) -> Measure:
     """P(gold in documents | own query) - P(gold in documents | query of the next row with another gold)."""
-    texts: dict[Fact, list[str]] = {}
+    texts: dict[tuple[str, Fact], list[str]] = {}
     for reply in replies:
         if reply.label is Label.USEFUL:
-            texts.setdefault(reply.fact, []).append(reply.text)
+            texts.setdefault((reply.hop, reply.fact), []).append(reply.text)
     own: list[bool] = []
     other: list[bool] = []
     for index, question in enumerate(questions):
         following = [*questions[index + 1 :], *questions[:index]]
         stranger = next(candidate for candidate in following if candidate.answer != question.answer)
-        own += [contains_gold(text, [question.answer]) for text in texts[question.facts[-1]]]
-        other += [contains_gold(text, [question.answer]) for text in texts[stranger.facts[-1]]]
+        own += [contains_gold(text, [question.answer]) for text in texts[_hops(question)[-1]]]
+        other += [contains_gold(text, [question.answer]) for text in texts[_hops(stranger)[-1]]]
     return Measure("simulator", "query sensitivity", _mean(own) - _mean(other), len(own), at_least=0.95)
 
 

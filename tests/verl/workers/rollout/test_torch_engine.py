@@ -81,6 +81,17 @@ async def test_bfloat16_results_are_the_same_bits_in_any_company(
     assert await generate_all(make_engine(llama, dtype=torch.bfloat16, max_num_seqs=9), requests) == alone
 
 
+async def test_results_are_the_same_bits_with_two_threads(llama: PreTrainedModel, make_engine: MakeEngine) -> None:
+    requests = groups(seed=5)
+    torch.set_num_threads(2)
+    try:
+        one_slot = make_engine(llama, max_num_seqs=1)
+        alone = [await one_slot.generate(one) for one in requests[:6]]
+        assert (await generate_all(make_engine(llama, max_num_seqs=9), requests))[:6] == alone
+    finally:
+        torch.set_num_threads(1)
+
+
 async def conversation(
     engine: TorchEngine, session: str, stream: int, *, turns: int = 3, keep: bool = True
 ) -> list[Generation]:

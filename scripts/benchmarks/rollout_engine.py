@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from targets import Target, report
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -31,17 +30,6 @@ GROUP = 8
 GOAL = 1.3
 
 Prompts = list[tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    name: str
-    value: float
-    goal: float
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.goal
 
 
 def tiny_qwen2() -> Qwen2ForCausalLM:
@@ -136,14 +124,6 @@ def measure(batch: int, rounds: int) -> Target:
         print(f"batch {batch}, {name}: {speed:.0f} tokens per CPU-second", flush=True)
     own = speeds.pop("torch engine")
     return Target(f"engine_over_hf_generate_batch_{batch}", own / max(speeds.values()), GOAL)
-
-
-def report(targets: Sequence[Target], path: Path | None) -> None:
-    for target in targets:
-        print(f"{target.name}: {target.value:.2f} (goal >= {target.goal:g})")
-    if path:
-        listed = {t.name: {"value": t.value, "goal": t.goal, "holds": t.holds} for t in targets}
-        path.write_text(json.dumps(listed, indent=2) + "\n")
 
 
 def main() -> None:

@@ -8,15 +8,14 @@ round; each one's best round counts, so that what else the machine does falls on
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from targets import Target, report
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
@@ -30,17 +29,6 @@ VOCABULARY = 1280
 PROMPT_TOKENS = 50
 TOKENS_PER_MICRO_BATCH = 4096
 GOAL = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    name: str
-    value: float
-    goal: float
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.goal
 
 
 def save_tiny_qwen2(path: str) -> None:
@@ -137,14 +125,6 @@ def measure(path: str, count: int, rounds: int) -> Target:
     for name, speed in speeds.items():
         print(f"{count} rows, {name}: {speed:.0f} tokens per CPU-second", flush=True)
     return Target(f"training_engine_over_padded_loop_{count}_rows", speeds["engine"] / speeds["padded loop"], GOAL)
-
-
-def report(targets: Sequence[Target], path: Path | None) -> None:
-    for target in targets:
-        print(f"{target.name}: {target.value:.2f} (goal >= {target.goal:g})")
-    if path:
-        listed = {t.name: {"value": t.value, "goal": t.goal, "holds": t.holds} for t in targets}
-        path.write_text(json.dumps(listed, indent=2) + "\n")
 
 
 def main() -> None:

@@ -49,18 +49,19 @@ class StopFinder:
         if not strings:
             return bytes(self._vocab_size)
         last = {s[-1] for s in strings}
-        if any(c.isspace() for c in last):
-            # Decoders may drop the space of a token that stands alone.
-            return b"\1" * self._vocab_size
         if any(ord(c) > 127 for c in last):
             last.add(_REPLACEMENT)
         return bytes(not last.isdisjoint(piece) for piece in self._vocabulary())
 
     def _vocabulary(self) -> list[str]:
+        """What each id adds to a text. After a letter, because decoders may drop the space of a text's first token."""
         if self._pieces is None:
             known = min(len(self._tokenizer), self._vocab_size)
-            self._pieces = self._tokenizer.batch_decode([[i] for i in range(known)], clean_up_tokenization_spaces=False)
-            self._pieces += [""] * (self._vocab_size - known)
+            letter = (self._tokenizer("a", add_special_tokens=False)["input_ids"] or [0])[-1]
+            pairs = [[letter, token] for token in range(known)]
+            before = len(str(self._tokenizer.decode([letter], clean_up_tokenization_spaces=False)))
+            texts = self._tokenizer.batch_decode(pairs, clean_up_tokenization_spaces=False)
+            self._pieces = [text[before:] for text in texts] + [""] * (self._vocab_size - known)
         return self._pieces
 
     def find(self, generated: Sequence[int], stop: StopStrings) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from verl.workers.rollout.stop import StopFinder
@@ -98,6 +99,23 @@ def test_only_tokens_that_can_complete_a_string_are_watched(
     shown = {tokenizer.decode([token]) for token in range(len(tokenizer)) if watched[token]}
     assert shown == {">", ">.", "h>", "h>\n", "r>", "<|end|>", "<|pad|>"}
     assert not any(finder.prepare(()).watched)
+
+
+def test_a_stop_string_of_spaces_does_not_watch_everything(
+    finder: StopFinder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    watched = finder.prepare(("\n\n", "  ")).watched
+    assert {tokenizer.decode([token]) for token in range(VOCAB) if watched[token]} == {" ", "\n", "h>\n"}
+
+
+def test_spaces_that_a_decoder_drops_at_the_start_of_a_text_are_seen() -> None:
+    core = Tokenizer(models.BPE(vocab={"<unk>": 0, "\u2581": 1, "a": 2, "\u2581a": 3}, merges=[("\u2581", "a")]))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    core.decoder = decoders.Metaspace(prepend_scheme="first")
+    made = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    assert made.decode([3]) == "a"
+    assert stopped_at(StopFinder(made, 4), [2, 2, 3, 2], (" a",)) == (3, " a")
+    assert list(StopFinder(made, 4).prepare((" ",)).watched) == [0, 1, 0, 1]
 
 
 def test_empty_stop_strings_are_refused(finder: StopFinder) -> None:

@@ -1,11 +1,7 @@
-"""Keys and values: pools of rows by length, kept copies of idle sessions, and attention over them.
+"""Keys and values of running sequences, in pools of rows by length, and copies of idle ones.
 
-Attention is float32 and its arithmetic depends on nothing but the query, the sequence's own keys
-and values and its own length: scores and weighted sums are matrix products with at least two query
-rows (with two or more, MKL adds every element up in one order; a single row takes another path),
-the sum over positions is cut into segments of `SEGMENT` (longer sums are split by MKL according to
-their total length), and masked positions add exact zeros. So a position computed in a prefill of
-any cut equals the same position computed token by token, bit for bit.
+A row lies in the smallest pool that holds it, so that attention reads little more than what is
+filled; the rows in use of a pool are contiguous, so that it is one batched matrix product.
 """
 
 from __future__ import annotations
@@ -13,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from verl.workers.rollout.torch_model import ModelSpec
 
-SEGMENT = 256
-_ALIGN = 32
-_QUERY_CHUNK = 256
+ALIGN = 32
+"""Lengths read are multiples of this."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -127,7 +121,7 @@ class KVCache:
         row.pool.rows[row.index] = row
 
     def rows(self) -> list[CacheRow]:
-        """Rows in use, in the order in which `BatchAttention` expects their tokens."""
+        """Rows in use, in the order in which `attention.BatchAttention` expects their tokens."""
         return [row for pool in self.pools for row in pool.rows]
 
     @property
@@ -137,105 +131,8 @@ class KVCache:
 
 def pool_capacities(max_length: int) -> list[int]:
     """128, 256, 384, 512, then growing by half, up to ``max_length``."""
-    top = round_up(max_length, _ALIGN)
+    top = round_up(max_length, ALIGN)
     capacities = [c for c in (128, 256, 384, 512) if c < top]
     while capacities and capacities[-1] >= 512 and round_up(capacities[-1] * 3 // 2, 128) < top:
         capacities.append(round_up(capacities[-1] * 3 // 2, 128))
     return [*capacities, top]
-
-
-class _PoolDecode:
-    """One token for every row of a pool, at the row's next position."""
-
-    def __init__(self, pool: Pool, spec: ModelSpec, start: int) -> None:
-        n, device = len(pool.rows), pool.keys.device
-        self._pool, self._spec, self._rows = pool, spec, slice(start, start + n)
-        positions = torch.tensor([row.length for row in pool.rows], device=device)
-        self._length = min(pool.capacity, round_up(int(positions.max()) + 1, _ALIGN))
-        masked = torch.arange(self._length, device=device) > positions[:, None]
-        self._bias = torch.zeros(masked.shape, device=device).masked_fill_(masked, -torch.inf)[:, None]
-        self._index, self._positions = torch.arange(n, device=device), positions
-
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        s, n, pool = self._spec, len(self._index), self._pool
-        keys, values = pool.keys[layer], pool.values[layer]
-        keys[self._index, :, :, self._positions] = k[self._rows].float()
-        values[self._index, :, self._positions] = v[self._rows].float()
-        group = s.query_heads // s.kv_heads
-        queries = q[self._rows].reshape(n * s.kv_heads, group, s.head_dim).float() * s.head_dim**-0.5
-        if group == 1:
-            # Copied: a stride of 0 sends torch.bmm down a path three times slower.
-            queries = queries.expand(-1, 2, -1).contiguous()
-        scores = torch.bmm(queries, keys[:n].view(n * s.kv_heads, s.head_dim, -1)[..., : self._length])
-        scores.view(n, -1, self._length).add_(self._bias)
-        mixed = weighted_values(scores, values[:n].view(n * s.kv_heads, -1, s.head_dim))
-        out[self._rows] = mixed[:, :group].reshape(n, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Further tokens of ``row`` in one batch, at positions from ``first``; ``start`` is their first batch row."""
-
-    row: CacheRow
-    first: int
-    count: int
-    start: int
-
-
-class BatchAttention:
-    """Attention for one step: every row of every pool has one token, some have a `Span` after it."""
-
-    def __init__(self, cache: KVCache, spec: ModelSpec, spans: list[Span]) -> None:
-        self._spec, self._spans = spec, spans
-        self._pools: list[_PoolDecode] = []
-        start = 0
-        for pool in cache.pools:
-            if pool.rows:
-                self._pools.append(_PoolDecode(pool, spec, start))
-                start += len(pool.rows)
-
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros(q.shape[0], q.shape[1] * q.shape[2], device=q.device)
-        for decode in self._pools:
-            decode(layer, q, k, v, out)
-        for span in self._spans:
-            _attend_span(span, self._spec, layer, q, k, v, out)
-        return out.to(q.dtype)
-
-
-def _attend_span(
-    span: Span, s: ModelSpec, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
-) -> None:
-    pool, index = span.row.pool, span.row.index
-    rows = slice(span.start, span.start + span.count)
-    keys, values = pool.keys[layer, index], pool.values[layer, index]
-    keys[..., span.first : span.first + span.count] = k[rows].permute(1, 2, 0)
-    values[:, span.first : span.first + span.count] = v[rows].transpose(0, 1)
-    queries = q[rows].unflatten(1, (s.kv_heads, -1)).transpose(0, 1).float() * s.head_dim**-0.5
-    for begin in range(0, span.count, _QUERY_CHUNK):
-        chunk = queries[:, begin : begin + _QUERY_CHUNK]
-        mixed = _causal(chunk, keys, values, span.first + begin)
-        out[span.start + begin : span.start + begin + chunk.shape[1]] = mixed.transpose(0, 1).flatten(1)
-
-
-def _causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int) -> torch.Tensor:
-    """Queries (kv_heads, n, group, head_dim) at positions from ``first`` → the same shape."""
-    heads, n, group, dim = queries.shape
-    length = min(keys.shape[-1], round_up(first + n, _ALIGN))
-    flat = queries.reshape(heads, n * group, dim)
-    scores = torch.bmm(functional.pad(flat, (0, 0, 0, n * group == 1)), keys[..., :length])
-    positions = torch.arange(first, first + n, device=keys.device)
-    masked = torch.arange(length, device=keys.device) > positions[:, None]
-    scores[:, : n * group].view(heads, n, group, length).masked_fill_(masked[:, None], -torch.inf)
-    return weighted_values(scores, values)[:, : n * group].reshape(queries.shape)
-
-
-def weighted_values(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Softmax of ``scores`` (batch, queries >= 2, length) over ``values`` (batch, >= length, head_dim)."""
-    length = scores.shape[-1]
-    weights = scores.softmax(dim=-1)
-    mixed = torch.bmm(weights[..., :SEGMENT], values[:, : min(SEGMENT, length)])
-    for begin in range(SEGMENT, length, SEGMENT):
-        end = min(begin + SEGMENT, length)
-        mixed.baddbmm_(weights[..., begin:end], values[:, begin:end])
-    return mixed

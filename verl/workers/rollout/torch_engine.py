@@ -2,8 +2,8 @@
 
 A request's tokens and log-probabilities are a function of its context, its stream, its sampling
 parameters and the weights, bit for bit: not of the other requests, of the order of arrival, of what
-was cached or forgotten, nor of the number of slots. `torch_model` and `kv_cache` say how. The scope
-is one machine with one number of torch threads.
+was cached or forgotten, nor of the number of slots. `torch_model` and `attention` say how. The scope
+is one machine with one number of torch threads, that at the engine's making.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.agent_loop.trajectory import TokenIds
+from verl.workers.rollout.attention import BatchAttention, Span
 from verl.workers.rollout.engine import Generation, GenerationRequest, InfrastructureError, NamedTensor, StopReason
 from verl.workers.rollout.kept_sequences import KeptSequence, KeptSequences
-from verl.workers.rollout.kv_cache import BatchAttention, CacheRow, KVCache, Span
+from verl.workers.rollout.kv_cache import CacheRow, KVCache
 from verl.workers.rollout.sampling import RowSampling, sample
 from verl.workers.rollout.serving_gate import ServingGate
 from verl.workers.rollout.stop import StopFinder, StopStrings
@@ -30,7 +31,7 @@ from verl.workers.rollout.torch_model import DecoderModel
 from verl.workers.rollout.weight_loader import WeightLoader
 
 PREFILL_TOKENS = 2048
-"""New context tokens taken into one step; a longer context is taken alone."""
+"""A step that has taken in this many new context tokens takes no further request."""
 
 LOOP_TURNS = 4
 """Turns of the event loop between steps: an HTTP answer passes through about as many callbacks."""

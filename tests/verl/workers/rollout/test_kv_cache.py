@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from verl.workers.rollout.attention import BatchAttention, Span
 from verl.workers.rollout.kept_sequences import KeptSequence, KeptSequences
-from verl.workers.rollout.kv_cache import BatchAttention, CacheRow, KeptKV, KVCache, Span
+from verl.workers.rollout.kv_cache import CacheRow, KeptKV, KVCache
 from verl.workers.rollout.torch_model import ModelSpec
 
 CPU = torch.device("cpu")

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, MistralConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
-from verl.workers.rollout.kv_cache import BatchAttention, KVCache, Span, pool_capacities
+from verl.workers.rollout.attention import BatchAttention, Span
+from verl.workers.rollout.kv_cache import KVCache, pool_capacities
 from verl.workers.rollout.torch_engine import TorchEngine
 from verl.workers.rollout.torch_model import DecoderModel, ModelSpec, RowTiling
 from verl.workers.rollout.weight_loader import WeightLoader

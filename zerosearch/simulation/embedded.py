@@ -58,6 +58,8 @@ class EmbeddedServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                # Ctrl-C in a terminal reaches this process only, which then ends the server in its turn.
+                start_new_session=True,
                 env=os.environ | _importable() | threads,
             )
         try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from verl.workers.rollout.attention import BatchAttention, Span
+from verl.workers.rollout.attention import BatchAttention, Span, weighted_values
 from verl.workers.rollout.kept_sequences import KeptSequence, KeptSequences
 from verl.workers.rollout.kv_cache import CacheRow, KeptKV, KVCache
 from verl.workers.rollout.torch_model import ModelSpec
@@ -99,6 +99,19 @@ def test_attention_equals_pytorchs_while_rows_come_grow_and_go(query_heads: int,
         before = {row: row.length for row in cache.rows()}
         for row, out in attend(cache, s, counts).items():
             torch.testing.assert_close(out, reference(row, s, before[row], counts[row]), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("own", [1, 250, 257, 300, 500, 777])
+def test_mixed_values_do_not_depend_on_masked_positions_or_other_queries(own: int) -> None:
+    """Without segments MKL cuts sums of more than about 400 positions by their total length."""
+    torch.manual_seed(own)
+    scores, values = torch.randn(3, 40, 1280), torch.randn(3, 1280, 32)
+    scores[..., own:] = -torch.inf
+    whole = weighted_values(scores, values)
+    for length in range(-(-own // 32) * 32, 1281, 96):
+        for first, count in ((0, 2), (7, 3), (20, 20)):
+            some = weighted_values(scores[1:, first : first + count, :length].contiguous(), values[1:])
+            assert torch.equal(some, whole[1:, first : first + count]), (length, count)
 
 
 def test_rows_know_where_they_are() -> None:

@@ -92,6 +92,7 @@ def hf_runner(model: Qwen2ForCausalLM, cache: str) -> Callable[[Prompts], None]:
                 cache_implementation=cache,
                 pad_token_id=0,
             )
+        assert isinstance(out, torch.Tensor)
         assert out.shape == (len(prompts) * GROUP, PROMPT_TOKENS + NEW_TOKENS)
 
     return generate

@@ -74,7 +74,9 @@ class RunningScript:
         environment = {**os.environ, MARK: self.mark, "WANDB_MODE": "offline"}
         command = ["bash", str(ROOT / "train_grpo.sh"), *arguments, f"trainer.default_local_dir={root}"]
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment, preexec_fn=_interruptible
+            )
 
     def wait_for(self, text: str, seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
@@ -92,6 +94,11 @@ class RunningScript:
         prefix = "run directory: "
         lines = [line.removeprefix(prefix) for line in output.splitlines() if line.startswith(prefix)]
         return Finished(code, output, Path(lines[0]) if lines else None, self.mark)
+
+
+def _interruptible() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would what they start: the tests may be such a job."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 Start = Callable[..., RunningScript]

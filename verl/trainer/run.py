@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -38,16 +38,14 @@ SETUP_VARIABLE = "ZEROSEARCH_SETUP_SECONDS"
 def run_training(composed: Composed) -> int:
     """Trains, reports, and returns the exit status: 0 complete, 1 failed, 130 interrupted."""
     check_inputs(composed.config)
-    run = TrainingRun(composed)
     try:
-        run.execute()
+        with TrainingRun(composed) as run:
+            run.execute()
     except KeyboardInterrupt:
         return 130
     except (RuntimeError, OSError, ray.exceptions.RayError):
         traceback.print_exc()
         return 1
-    finally:
-        run.close(sys.exception())
     return 0
 
 
@@ -91,8 +89,13 @@ class TrainingRun:
             self._clock.training = time.perf_counter() - begin
         self._exit_code = 0
 
-    def close(self, error: BaseException | None) -> None:
-        """Stops everything, then writes the summary, whose total includes that. ``error`` is what ended the run."""
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stops everything, then writes the summary, whose total includes that."""
         exit_reason = _reason(error)
         try:
             with self._timer.phase("shutdown"):

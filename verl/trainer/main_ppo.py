@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from verl.trainer.compose import Composed, compose_config
 
@@ -46,13 +44,7 @@ def _dry_run(composed: Composed) -> int:
 def _train(composed: Composed) -> int:
     from verl.trainer.run import run_training
 
-    signal.signal(signal.SIGTERM, _interrupt)
     return run_training(composed)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """A termination request ends a run as Ctrl-C does: everything started is stopped, the summary is written."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import ray
@@ -38,6 +39,7 @@ SETUP_VARIABLE = "ZEROSEARCH_SETUP_SECONDS"
 def run_training(composed: Composed) -> int:
     """Trains, reports, and returns the exit status: 0 complete, 1 failed, 130 interrupted."""
     check_inputs(composed.config)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         with TrainingRun(composed) as run:
             run.execute()
@@ -47,6 +49,11 @@ def run_training(composed: Composed) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """A termination request ends a run as Ctrl-C does: everything started is stopped, the summary is written."""
+    raise KeyboardInterrupt
 
 
 def _reason(error: BaseException | None) -> str:
@@ -160,6 +167,7 @@ class TrainingRun:
                 logging_level=logging.ERROR,
                 object_store_memory=store << 20 if store else None,
             )
+        signal.signal(signal.SIGTERM, _interrupt)  # Ray has put a handler of its own there
         self._stack.callback(ray.shutdown)
 
     def _resource_pool(self) -> RayResourcePool:

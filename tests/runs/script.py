@@ -47,8 +47,12 @@ class Finished:
     @property
     def processes_left(self) -> list[str]:
         """Command lines of living processes that this run started, found by the environment they inherited."""
-        needle = f"{MARK}={self.mark}".encode()
-        return [line for pid in _pids() if (line := _command_if_marked(pid, needle))]
+        return list(_marked_commands(self.mark).values())
+
+
+def _marked_commands(mark: str) -> dict[int, str]:
+    needle = f"{MARK}={mark}".encode()
+    return {pid: line for pid in _pids() if (line := _command_if_marked(pid, needle))}
 
 
 def _pids() -> list[int]:
@@ -87,6 +91,10 @@ class RunningScript:
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def pids_of(self, part: str) -> list[int]:
+        """Processes of this run with ``part`` in their command line."""
+        return [pid for pid, line in _marked_commands(self.mark).items() if part in line]
 
     def finish(self, seconds: float = 600) -> Finished:
         code = self.process.wait(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -140,12 +141,26 @@ def test_two_ranks_learn_as_one(start: Start, twin_runs: Twins) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_and_errors_in_the_middle_leave_no_process(start: Start) -> None:
+def test_a_termination_request_ends_a_run_as_ctrl_c_does(start: Start) -> None:
     script = start("TOTAL_STEPS", "1000", "trainer.val_before_train=false")
     script.wait_for("step   1/1000")
     script.send(signal.SIGTERM)
     run = script.finish(120)
     assert run.code == 130, run.output
+    assert run.processes_left == []
+
+
+@pytest.mark.slow
+def test_a_simulation_server_that_dies_for_good_stops_the_run_with_a_typed_error(start: Start) -> None:
+    """Killed servers are never trained on as wrong answers: the failed trajectories stop the run."""
+    script = start("TOTAL_STEPS", "1000", "trainer.val_before_train=false", "retriever.deadline=2")
+    script.wait_for("step   1/1000")
+    (server,) = script.pids_of("zerosearch.simulation.server")
+    os.kill(server, signal.SIGKILL)
+    run = script.finish(180)
+    assert run.code == 1, run.output
+    assert run.summary["exit_reason"].startswith("InfrastructureError")
+    assert sum(run.summary["failures"].values()) > 0
     assert run.processes_left == []
 
 

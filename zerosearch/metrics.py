@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
+from verl.agent_loop.trajectory import Trajectory
 from zerosearch.actions import InvalidKind
 from zerosearch.records import Episode, SearchRecord
 from zerosearch.search.backend import Label
@@ -16,7 +16,7 @@ def search_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     Trajectories that the infrastructure failed enter nothing but ``search/survival``.
     """
-    valid = [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+    valid = [t for t in trajectories if not t.lost]
     episodes = [episode for t in valid if (episode := _episode(t)) is not None]
     searches = [search for episode in episodes for search in episode.searches]
     values = {
@@ -89,5 +89,5 @@ def _survival(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         episode = _episode(trajectory)
         if episode is not None:
             begun[episode.searches_begun] += 1
-            lost[episode.searches_begun] += trajectory.status is TrajectoryStatus.INFRASTRUCTURE_FAILED
+            lost[episode.searches_begun] += trajectory.lost
     return {f"survival/{count}": 1 - lost[count] / begun[count] for count in sorted(begun)}

@@ -17,38 +17,19 @@ from pathlib import Path
 
 import torch
 from targets import Target, report
+from tiny import VOCABULARY, tiny_qwen2
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from verl.workers.rollout.engine import GenerationRequest, SamplingParams
 from verl.workers.rollout.torch_engine import TorchEngine
 
-VOCABULARY = 1280
 PROMPT_TOKENS = 100
 NEW_TOKENS = 128
 GROUP = 8
 GOAL = 1.3
 
 Prompts = list[tuple[int, ...]]
-
-
-def tiny_qwen2() -> Qwen2ForCausalLM:
-    """0.8 million parameters: the size of the quickstart's models."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        initializer_range=0.08,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:

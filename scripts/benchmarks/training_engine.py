@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from targets import Target, report
+from tiny import VOCABULARY, tiny_qwen2
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.workers.config import ActorConfig, ModelConfig
@@ -25,26 +26,9 @@ from verl.workers.engine.fsdp import TrainableFSDPEngine
 from verl.workers.engine.packing import split_by_tokens
 from verl.workers.engine.rows import Row
 
-VOCABULARY = 1280
 PROMPT_TOKENS = 50
 TOKENS_PER_MICRO_BATCH = 4096
 GOAL = 1.5
-
-
-def save_tiny_qwen2(path: str) -> None:
-    """0.8 million parameters: the size of the quickstart's policy."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        initializer_range=0.08,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
 
 
 def ragged_rows(count: int, seed: int) -> list[Row]:
@@ -136,7 +120,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory() as path:
-        save_tiny_qwen2(path)
+        tiny_qwen2().save_pretrained(path)
         targets = [measure(path, count, args.rounds) for count in args.rows]
     dist.destroy_process_group()
     report(targets, args.json)

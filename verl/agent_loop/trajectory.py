@@ -74,6 +74,11 @@ class Trajectory:
     failure: str | None = None
 
     @property
+    def lost(self) -> bool:
+        """Lost to the infrastructure: without tokens, reward or any say about the policy."""
+        return self.status is TrajectoryStatus.INFRASTRUCTURE_FAILED
+
+    @property
     def response_ids(self) -> TokenIds:
         return tuple(token for segment in self.segments for token in segment.token_ids)
 

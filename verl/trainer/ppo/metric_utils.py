@@ -15,7 +15,7 @@ from verl.protocol import DataProto
 def compute_trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Statuses, rewards and token counts of a step's trajectories, failed ones only counted."""
     counts = Counter(t.status for t in trajectories)
-    valid = [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+    valid = [t for t in trajectories if not t.lost]
     metrics = {f"status/{status.value}": counts[status] / len(trajectories) for status in TrajectoryStatus}
     metrics["rollout/trajectories"] = len(trajectories)
     metrics["rollout/infrastructure_failed"] = counts[TrajectoryStatus.INFRASTRUCTURE_FAILED]

@@ -6,11 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
-from verl.agent_loop.base import TRAIN, RolloutTask
+from verl.agent_loop.base import TRAIN
 from verl.agent_loop.stream import TrajectoryStream
-from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
+from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import BEGIN, END
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -22,11 +20,12 @@ from verl.trainer.ppo.metric_utils import (
     reduce_metrics,
 )
 from verl.trainer.ppo.parts import TrainerParts
+from verl.trainer.ppo.rollout import failures_by_type, make_tasks, run_tasks, without_lost
 from verl.trainer.ppo.rollout_batch import deal_by_length, to_data_proto
 from verl.trainer.ppo.validation import Validator
 from verl.trainer.timing import covered_seconds
 from verl.utils.dataset.rl_dataset import StatefulLoader
-from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
+from verl.workers.rollout.engine import InfrastructureError, SamplingParams
 
 _COMPUTING = tuple(f"perf/{name}_seconds" for name in ("rollout", "old_log_prob", "reference", "update_actor"))
 """Seconds in which something generated, searched, scored or trained; the rest of a step is overhead."""
@@ -93,29 +92,20 @@ class RayPPOTrainer:
         """All trajectories of the step, in the order of the batch's rows and samples, whatever finished first."""
         prompts = [self._parts.train_set[index].prompt(step) for index in self._loader.next_batch()]
         seed, n = self._config.trainer.seed, self._config.actor_rollout_ref.rollout.n
-        tasks = [
-            RolloutTask(prompt, SampleKey(seed, step, prompt.uid, sample), TRAIN, self._sampling)
-            for prompt in prompts
-            for sample in range(n)
-        ]
-        self._stream.submit(tasks)
-        progress = tqdm(self._stream.take(), total=len(tasks), desc=f"step {step}", leave=False, disable=None)
-        done = {(t.uid, t.sample): t for t in progress}
-        assert len(done) == len(tasks), "a group has a wrong number of trajectories"
-        return [done[task.prompt.uid, task.key.sample] for task in tasks]
+        return run_tasks(self._stream, make_tasks(prompts, n, seed, step, TRAIN, self._sampling), f"step {step}")
 
     def _without_failures(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Rows lost to the infrastructure leave before the estimator. Raises InfrastructureError above the
         configured share."""
-        failed = [t for t in trajectories if t.status is TrajectoryStatus.INFRASTRUCTURE_FAILED]
-        self.failures.update((t.failure or "unknown").partition(":")[0] for t in failed)
+        failed = [t for t in trajectories if t.lost]
+        self.failures += failures_by_type(failed)
         limit = self._config.actor_rollout_ref.rollout.max_failed_share
         if len(failed) > limit * len(trajectories) or len(failed) == len(trajectories):
             raise InfrastructureError(
                 f"{len(failed)} of {len(trajectories)} trajectories were lost to the infrastructure "
                 f"(rollout.max_failed_share is {limit}); the last: {failed[-1].failure}"
             )
-        return [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+        return without_lost(trajectories)
 
     def _add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
         """Skipped with exactly one update per batch: then the policy is its own old policy."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tqdm import tqdm
-
 from verl.agent_loop.base import RolloutTask, ScoredRow
 from verl.agent_loop.stream import TrajectoryStream
-from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
+from verl.agent_loop.trajectory import Trajectory
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.ppo.metric_utils import compute_trajectory_metrics
 from verl.trainer.ppo.parts import TrainerParts
+from verl.trainer.ppo.rollout import failures_by_type, make_tasks, run_tasks, without_lost
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.intervals import bootstrap_mean
-from verl.workers.rollout.engine import SampleKey, SamplingParams
+from verl.workers.rollout.engine import SamplingParams
 
 VALIDATION_STEP = 0
 """Validation draws with the keys of step 0 at every step: what differs between two validations is the policy."""
@@ -39,8 +38,8 @@ class Validator:
         modes = modes if step == 0 or last else modes[:1]
         results = {mode: self._run_mode(step, mode) for mode in modes}
         metrics = {f"val/{m}/{k}": v for m, rows in results.items() for k, v in self._mode_metrics(rows).items()}
-        self.probe = self._parts.runner.run(self._parts.environment.probe(_scorable(results[modes[0]])))
-        scored = {mode: [_scored(t) for t in _scorable(rows)] for mode, rows in results.items()}
+        self.probe = self._parts.runner.run(self._parts.environment.probe(without_lost(results[modes[0]])))
+        scored = {mode: [_scored(t) for t in without_lost(rows)] for mode, rows in results.items()}
         self.first = self.first or scored
         self.last = scored
         self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}
@@ -49,18 +48,14 @@ class Validator:
     def _run_mode(self, step: int, mode: str) -> list[Trajectory]:
         assert self._parts.val_set is not None
         tasks = validation_tasks(self._parts.config, self._parts.val_set, mode)
-        self._stream.submit(tasks)
-        progress = tqdm(self._stream.take(), total=len(tasks), desc=f"validation {mode}", leave=False, disable=None)
-        done = {(t.uid, t.sample): t for t in progress}
-        ordered = [done[task.prompt.uid, task.key.sample] for task in tasks]
-        self._parts.run.write_trajectories(f"validation_{step:06d}_{mode}", ordered, self._parts.tokenizer)
-        failed = [t for t in ordered if t.status is TrajectoryStatus.INFRASTRUCTURE_FAILED]
-        self.failures.update((t.failure or "unknown").partition(":")[0] for t in failed)
-        return ordered
+        trajectories = run_tasks(self._stream, tasks, f"validation {mode}")
+        self._parts.run.write_trajectories(f"validation_{step:06d}_{mode}", trajectories, self._parts.tokenizer)
+        self.failures += failures_by_type(trajectories)
+        return trajectories
 
     def _mode_metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The interval is taken over rows; those lost to the infrastructure have no score and lower ``n``."""
-        interval = bootstrap_mean([t.reward for t in _scorable(trajectories)])
+        interval = bootstrap_mean([t.reward for t in without_lost(trajectories)])
         bounds = {"reward/low95": interval.low, "reward/high95": interval.high, "n": interval.n}
         own = compute_trajectory_metrics(trajectories)
         return own | bounds | self._parts.environment.metrics(trajectories)
@@ -84,16 +79,7 @@ def validation_tasks(config: PPOTrainerConfig, rows: RLHFDataset, mode: str) -> 
         max_tokens=config.actor_rollout_ref.rollout.max_turn_length,
     )
     prompts = [row.prompt(VALIDATION_STEP) for row in rows.rows]
-    seed = config.trainer.seed
-    return [
-        RolloutTask(prompt, SampleKey(seed, VALIDATION_STEP, prompt.uid, sample), mode, sampling)
-        for prompt in prompts
-        for sample in range(kwargs.n)
-    ]
-
-
-def _scorable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [t for t in trajectories if t.status is not TrajectoryStatus.INFRASTRUCTURE_FAILED]
+    return make_tasks(prompts, kwargs.n, config.trainer.seed, VALIDATION_STEP, mode, sampling)
 
 
 def _scored(trajectory: Trajectory) -> ScoredRow:

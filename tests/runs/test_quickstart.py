@@ -82,7 +82,7 @@ def test_run_directory_is_complete(twin_runs: Twins) -> None:
 def test_trained_ids_are_the_dumped_ids_and_text_derives_from_them(twin_runs: Twins) -> None:
     directory = twin_runs[0].directory
     assert directory is not None
-    tokenizer = AutoTokenizer.from_pretrained(directory / "checkpoints" / "final")
+    tokenizer = AutoTokenizer.from_pretrained(directory / "checkpoints" / "last")
     for line in (directory / "trajectories" / "step_000005.jsonl").read_text().splitlines()[:8]:
         for segment in json.loads(line)["segments"]:
             assert tokenizer.decode(segment["token_ids"]) == segment["text"]
@@ -91,11 +91,11 @@ def test_trained_ids_are_the_dumped_ids_and_text_derives_from_them(twin_runs: Tw
 def test_exported_policy_reloads_tied_and_carries_the_stop_strings(twin_runs: Twins) -> None:
     directory = twin_runs[0].directory
     assert directory is not None
-    final = directory / "checkpoints" / "final"
-    model = AutoModelForCausalLM.from_pretrained(final)
+    last = directory / "checkpoints" / "last"
+    model = AutoModelForCausalLM.from_pretrained(last)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    assert GenerationConfig.from_pretrained(final).stop_strings == ["</search>", "</answer>"]
+    assert GenerationConfig.from_pretrained(last).stop_strings == ["</search>", "</answer>"]
 
 
 def test_no_process_is_left_after_success(twin_runs: Twins) -> None:

@@ -50,9 +50,26 @@ RewardFn = Callable[[RewardInput], Awaitable[dict[str, float]]]
 """Returns scores by name; ``score`` is the reward."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """How much a run will ask of its environment.
+
+    ``validations`` counts all of them; ``test_freq`` 0 means that none was asked for between the
+    first and the last.
+    """
+
+    total_steps: int
+    trajectories_per_step: int
+    validation_rows: int
+    validation_samples: int
+    validations: int
+    test_freq: int
+
+
 @dataclass(frozen=True)
 class AgentLoopContext:
-    """What the trainer gives every environment. ``total_steps`` counts updates."""
+    """What the trainer gives every environment. ``total_steps`` counts updates; ``test_freq`` is the
+    number of steps between validations, 0 where none was asked for in between."""
 
     tokenizer: PreTrainedTokenizerBase
     limits: RolloutLimits
@@ -60,6 +77,7 @@ class AgentLoopContext:
     seed: int
     total_steps: int
     run_dir: Path
+    test_freq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,16 @@ class AgentLoop(ABC, Generic[ConfigT]):
     def stop_strings(self) -> tuple[str, ...]:
         """Where generations end; an exported policy's generation configuration carries them."""
         return ()
+
+    @classmethod
+    def check(cls, config: ConfigT, plan: RunPlan) -> list[str]:
+        """Problems that can be seen without starting anything, each with its fix; empty when all is well."""
+        return []
+
+    @classmethod
+    def announce(cls, config: ConfigT, plan: RunPlan) -> list[str]:
+        """What a person should read before the run starts, such as what it will cost."""
+        return []
 
     @contextmanager
     def services(self) -> Iterator[ConfigT]:

@@ -41,6 +41,7 @@ class RolloutSpec:
     custom_reward: CustomRewardConfig
     seed: int
     total_steps: int
+    test_freq: int
     run_dir: str
     device: str
 
@@ -73,7 +74,9 @@ class RolloutWorker(Worker):
             eos_token_ids=eos,
             device=spec.device,
         )
-        context = AgentLoopContext(tokenizer, spec.limits, eos, spec.seed, spec.total_steps, Path(spec.run_dir))
+        context = AgentLoopContext(
+            tokenizer, spec.limits, eos, spec.seed, spec.total_steps, Path(spec.run_dir), spec.test_freq
+        )
         loop_class: type[AgentLoop[Any]] = load_by_path(spec.environment)
         self._loop = loop_class(spec.environment_config, context)
         self._reward = self._make_reward()

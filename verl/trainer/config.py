@@ -14,11 +14,15 @@ from verl.utils.config import ReadableAsMapping
 from verl.workers.config import (
     ActorConfig,
     ActorRolloutRefConfig,
+    CriticConfig,
     CustomRewardConfig,
+    Fraction,
     FSDPConfig,
     ModelConfig,
+    NonNegativeFloat,
     NonNegativeInt,
     OptimConfig,
+    PositiveFloat,
     PositiveInt,
     RefConfig,
     RolloutConfig,
@@ -29,6 +33,7 @@ __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
+    "CriticConfig",
     "CustomRewardConfig",
     "DataConfig",
     "EnvironmentConfig",
@@ -78,12 +83,31 @@ class StatusPolicyConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class KLControlConfig(ReadableAsMapping):
+    """The coefficient of the KL penalty in the reward: ``fixed``, or ``adaptive`` towards ``target_kl`` (nats
+    per trajectory) with the time constant ``horizon`` in trajectories."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: NonNegativeFloat = 0.001
+    target_kl: PositiveFloat = 0.1
+    horizon: PositiveInt = 10000
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig(ReadableAsMapping):
-    """``status_policy`` says per status whether a trajectory's tokens are trained; a masked one still
-    counts in its group's statistics. Trajectories lost to the infrastructure are always dropped."""
+    """``gamma`` and ``lam`` are those of GAE and of discounted returns. ``baseline`` is REINFORCE's.
+
+    ``status_policy`` says per status whether a trajectory's tokens are trained; a masked one still
+    counts in its group's statistics. Trajectories lost to the infrastructure are always dropped.
+    """
 
     adv_estimator: str = "grpo"
+    gamma: Fraction = 1.0
+    lam: Fraction = 1.0
     norm_adv_by_std_in_grpo: bool = True
+    baseline: Literal["leave_one_out", "batch", "none"] = "leave_one_out"
+    use_kl_in_reward: bool = False
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     status_policy: StatusPolicyConfig = field(default_factory=StatusPolicyConfig)
 
 
@@ -96,14 +120,21 @@ class EnvironmentConfig(ReadableAsMapping):
 
 @dataclass(frozen=True)
 class TrainerConfig(ReadableAsMapping):
-    """``n_gpus_per_node`` 0 trains on CPU with ``nproc_per_node`` ranks a node. A frequency of 0 is never."""
+    """``n_gpus_per_node`` 0 trains on CPU with ``nproc_per_node`` ranks a node. A frequency of 0 is never.
+
+    ``critic_warmup`` steps update the critic alone. ``val_every_mode`` false runs only the first validation
+    mode between the first and the last validation. ``save_last`` and ``save_best`` keep the policy's last
+    weights (also when a run fails) and those of the best validation; ``save_freq`` refreshes the last.
+    """
 
     n_gpus_per_node: NonNegativeInt = 0
     nproc_per_node: PositiveInt = 1
     nnodes: PositiveInt = 1
     num_threads: NonNegativeInt = 1
     total_training_steps: PositiveInt = 200
+    critic_warmup: NonNegativeInt = 0
     val_before_train: bool = True
+    val_every_mode: bool = True
     test_freq: NonNegativeInt = 0
     seed: int = 0
     project_name: str = "zerosearch"
@@ -111,7 +142,9 @@ class TrainerConfig(ReadableAsMapping):
     default_local_dir: str = "runs"
     logger: tuple[Literal["console", "wandb"], ...] = ("console", "wandb")
     rollout_dump_freq: NonNegativeInt = 1
-    save_final: bool = True
+    save_last: bool = True
+    save_best: bool = True
+    save_freq: NonNegativeInt = 0
     object_store_megabytes: PositiveInt | None = None
 
     @property
@@ -125,6 +158,7 @@ class PPOTrainerConfig(ReadableAsMapping):
 
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     retriever: dict[str, Any] = field(default_factory=dict)

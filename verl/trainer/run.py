@@ -118,9 +118,9 @@ class TrainingRun:
 
     def _places(self) -> dict[str, str]:
         path = self._directory.path
-        final = path / "checkpoints" / "final"
+        last = path / "checkpoints" / "last"
         places = {"run directory": str(path), "metrics": "metrics.jsonl", "trajectories": "trajectories/"}
-        return places | ({"trained policy": "checkpoints/final (Hugging Face format)"} if final.is_dir() else {})
+        return places | ({"trained policy": "checkpoints/last (Hugging Face format)"} if last.is_dir() else {})
 
     def _assemble(self) -> TrainerParts:
         """Services, Ray and workers come up side by side: each spends most of its time importing."""
@@ -216,6 +216,7 @@ class TrainingRun:
             custom_reward=config.custom_reward_function,
             seed=config.trainer.seed,
             total_steps=config.trainer.total_training_steps,
+            test_freq=config.trainer.test_freq,
             run_dir=str(self._directory.path),
             device=device_name(config),
         )

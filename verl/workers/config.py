@@ -77,6 +77,25 @@ class ActorConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class CriticConfig(ReadableAsMapping):
+    """The value model; its head starts at zero. An empty ``model.path`` takes the policy's whole model section.
+
+    ``ppo_mini_batch_size`` counts prompts per update, as the actor's; null: the whole batch.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ppo_mini_batch_size: PositiveInt | None = None
+    ppo_epochs: PositiveInt = 1
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    cliprange_value: PositiveFloat = 0.5
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    grad_clip: PositiveFloat = 1.0
+    max_nonfinite_updates: PositiveInt = 3
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+
+
+@dataclass(frozen=True)
 class RefConfig(ReadableAsMapping):
     log_prob_max_token_len_per_gpu: PositiveInt = 32768
 

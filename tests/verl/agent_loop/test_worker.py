@@ -28,6 +28,7 @@ async def worker(tmp_path: Path) -> RolloutWorker:
         custom_reward=CustomRewardConfig(),
         seed=0,
         total_steps=1,
+        test_freq=0,
         run_dir=str(tmp_path),
         device="cpu",
     )

@@ -61,9 +61,9 @@ class RayPPOTrainer:
             self._train_step(step)
             if step == trainer.total_training_steps or (trainer.test_freq and step % trainer.test_freq == 0):
                 self._validate(step)
-        if trainer.save_final:
+        if trainer.save_last:
             with self._timer.phase("save"):
-                target = str(self._parts.run.path / "checkpoints" / "final")
+                target = str(self._parts.run.path / "checkpoints" / "last")
                 self._parts.actor_group.save_hf(target, self._parts.environment.stop_strings)
 
     def _train_step(self, step: int) -> None:

@@ -49,11 +49,13 @@ class FSDPConfig(ReadableAsMapping):
 
 @dataclass(frozen=True)
 class ActorConfig(ReadableAsMapping):
-    """``ppo_mini_batch_size`` counts prompts per update (times rollout.n trajectories); null: the whole batch."""
+    """``ppo_mini_batch_size`` counts prompts per update (times rollout.n trajectories); null: the whole batch.
+    ``shuffle`` deals the prompts anew to the updates of each of the ``ppo_epochs`` passes."""
 
     strategy: Literal["fsdp2"] = "fsdp2"
     ppo_mini_batch_size: PositiveInt | None = None
     ppo_epochs: PositiveInt = 1
+    shuffle: bool = False
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     clip_ratio: PositiveFloat = 0.2
     clip_ratio_low: PositiveFloat | None = None
@@ -86,6 +88,7 @@ class CriticConfig(ReadableAsMapping):
     model: ModelConfig = field(default_factory=ModelConfig)
     ppo_mini_batch_size: PositiveInt | None = None
     ppo_epochs: PositiveInt = 1
+    shuffle: bool = False
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     cliprange_value: PositiveFloat = 0.5
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"

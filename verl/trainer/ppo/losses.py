@@ -98,25 +98,65 @@ def compute_policy_loss_vanilla(
     old_log_prob - log_prob).
     """
     config = config or ActorConfig()
-    low, high = config.clip_range
+    losses, metrics = _clipped_surrogate(
+        old_log_prob, log_prob, advantages, response_mask, config.clip_range, config.clip_ratio_c
+    )
+    if rollout_is_weights is not None:
+        losses = losses * rollout_is_weights
+    loss = agg_loss(losses, response_mask, loss_agg_mode, **_global_batch_info(config))
+    return loss, {name: value.item() for name, value in metrics.items()}
+
+
+def compute_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange: float | None = None,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`compute_policy_loss_vanilla` with the clipping as plain arguments.
+
+    ``cliprange`` stands in for whichever of ``cliprange_low`` and ``cliprange_high`` is None; ValueError if it
+    is None too. Returns the loss and the scalars pg_clipfrac, ppo_kl, pg_clipfrac_lower, in this order.
+    """
+    low = cliprange if cliprange_low is None else cliprange_low
+    high = cliprange if cliprange_high is None else cliprange_high
+    if low is None or high is None:
+        raise ValueError("compute_policy_loss needs cliprange, or both cliprange_low and cliprange_high")
+    losses, metrics = _clipped_surrogate(old_log_prob, log_prob, advantages, response_mask, (low, high), clip_ratio_c)
+    loss = agg_loss(losses, response_mask, loss_agg_mode)
+    return loss, metrics["actor/pg_clipfrac"], metrics["actor/ppo_kl"], metrics["actor/pg_clipfrac_lower"]
+
+
+def _clipped_surrogate(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    clip_range: tuple[float, float],
+    clip_ratio_c: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of each token, and scalar metrics."""
+    low, high = clip_range
     log_ratio = (log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
     surrogate = torch.maximum(unclipped, clipped)
-    bound = -advantages * config.clip_ratio_c
+    bound = -advantages * clip_ratio_c
     losses = torch.where(advantages < 0, torch.minimum(surrogate, bound), surrogate)
-    if rollout_is_weights is not None:
-        losses = losses * rollout_is_weights
-    metrics = {
+    return losses, {
         "actor/pg_clipfrac": _share(clipped > unclipped, response_mask),
         "actor/pg_clipfrac_lower": _share((surrogate > bound) & (advantages < 0), response_mask),
-        "actor/ppo_kl": masked_mean(-log_ratio.detach(), response_mask).item(),
+        "actor/ppo_kl": masked_mean(-log_ratio.detach(), response_mask),
     }
-    return agg_loss(losses, response_mask, loss_agg_mode, **_global_batch_info(config)), metrics
 
 
-def _share(condition: torch.Tensor, mask: torch.Tensor) -> float:
-    return masked_mean(condition.float(), mask).item()
+def _share(condition: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return masked_mean(condition.float(), mask)
 
 
 def _global_batch_info(config: ActorConfig) -> Mapping[str, int]:

@@ -15,7 +15,12 @@ F = TypeVar("F", bound=AdvantageFn)
 class AdvantageEstimator(StrEnum):
     """Names of the estimators that come with the library."""
 
+    GAE = "gae"
     GRPO = "grpo"
+    REINFORCE = "reinforce"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    RLOO = "rloo"
 
 
 class PolicyLossFn(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from verl.agent_loop.base import AgentLoop, ScoredRow, scores_by_row
+from verl.agent_loop.base import AgentLoop, ScoredRow, Validation, scores_by_row
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.intervals import Interval, bootstrap_mean
 
@@ -45,6 +45,7 @@ def make_summary(
         summary |= environment.summary(validator.first, validator.last)
         summary |= {name.rpartition("/")[2]: value for name, value in validator.probe.items()}
         summary["validation"] = validator.metrics
+        summary["best_step"] = trainer.weights.best_step
     return {name: _finite(value) for name, value in summary.items()}
 
 
@@ -73,25 +74,31 @@ def print_report(
     console.print(figures)
 
 
-def _score_table(
-    environment: AgentLoop[Any], first: Mapping[str, Sequence[ScoredRow]], last: Mapping[str, Sequence[ScoredRow]]
-) -> Table:
+def _score_table(environment: AgentLoop[Any], first: Validation, last: Validation) -> Table:
+    """A row per mode and score; where a mode has several data sets, each has rows of its own as well."""
     table = Table(title="Held-out scores (95 % bootstrap intervals over questions)")
     for column in ("setting", "score", "n", "before", "after", "gain"):
         table.add_column(column, justify="left" if column in ("setting", "score") else "right")
-    for mode in last:
-        for score in environment.reported_scores:
-            before, after = scores_by_row(first.get(mode, ()), score), scores_by_row(last[mode], score)
-            gains = [after[key] - before[key] for key in after if key in before]
-            table.add_row(
-                environment.describe_mode(mode),
-                score,
-                str(len(after)),
-                _interval(bootstrap_mean(list(before.values()))),
-                _interval(bootstrap_mean(list(after.values()))),
-                _interval(bootstrap_mean(gains)),
-            )
+    for mode, rows in last.items():
+        sources = sorted({row.data_source for row in rows})
+        for source in [None, *sources] if len(sources) > 1 else [None]:
+            setting = environment.describe_mode(mode) + (f", {source}" if source else "")
+            before, after = (_of_source(validation.get(mode, ()), source) for validation in (first, last))
+            for score in environment.reported_scores:
+                table.add_row(setting, score, *_before_and_after(before, after, score))
     return table
+
+
+def _of_source(rows: Sequence[ScoredRow], source: str | None) -> list[ScoredRow]:
+    return [row for row in rows if source is None or row.data_source == source]
+
+
+def _before_and_after(first: Sequence[ScoredRow], last: Sequence[ScoredRow], score: str) -> tuple[str, str, str, str]:
+    """n, score before, score after, gain: over the rows scored on either side, the gain over those on both."""
+    before, after = scores_by_row(first, score), scores_by_row(last, score)
+    gains = [after[key] - before[key] for key in after if key in before]
+    intervals = [bootstrap_mean(values) for values in (list(before.values()), list(after.values()), gains)]
+    return str(len(after)), _interval(intervals[0]), _interval(intervals[1]), _interval(intervals[2])
 
 
 def _interval(interval: Interval) -> str:

@@ -23,6 +23,7 @@ from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.trainer.ppo.parts import TrainerParts
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.weight_keeper import BEST, LAST
 from verl.trainer.report import RunClock, make_summary, print_report
 from verl.trainer.run_dir import RunDirectory
 from verl.trainer.setup import check_inputs, device_name, load_inputs, make_environment, rollout_limits
@@ -118,9 +119,11 @@ class TrainingRun:
 
     def _places(self) -> dict[str, str]:
         path = self._directory.path
-        last = path / "checkpoints" / "last"
         places = {"run directory": str(path), "metrics": "metrics.jsonl", "trajectories": "trajectories/"}
-        return places | ({"trained policy": "checkpoints/last (Hugging Face format)"} if last.is_dir() else {})
+        for name in (LAST, BEST):
+            if (path / "checkpoints" / name).is_dir():
+                places[f"{name} weights"] = f"checkpoints/{name} (Hugging Face format)"
+        return places
 
     def _assemble(self) -> TrainerParts:
         """Services, Ray and workers come up side by side: each spends most of its time importing."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from verl.agent_loop.base import TRAIN
 from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import BEGIN, END
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.config import ActorConfig, CriticConfig
+from verl.trainer.ppo.advantage_step import AdvantageStep, needs_critic, needs_reference
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
     compute_group_metrics,
@@ -19,40 +20,57 @@ from verl.trainer.ppo.metric_utils import (
     compute_trajectory_metrics,
     reduce_metrics,
 )
+from verl.trainer.ppo.mini_batches import mini_batches, updates_per_batch
 from verl.trainer.ppo.parts import TrainerParts
 from verl.trainer.ppo.rollout import failures_by_type, make_tasks, run_tasks, without_lost
 from verl.trainer.ppo.rollout_batch import deal_by_length, to_data_proto
 from verl.trainer.ppo.validation import Validator
+from verl.trainer.ppo.weight_keeper import WeightKeeper
 from verl.trainer.timing import covered_seconds
 from verl.utils.dataset.rl_dataset import StatefulLoader
 from verl.workers.rollout.engine import InfrastructureError, SamplingParams
 
-_COMPUTING = tuple(f"perf/{name}_seconds" for name in ("rollout", "old_log_prob", "reference", "update_actor"))
+_COMPUTING_PHASES = ("rollout", "old_log_prob", "reference", "values", "update_critic", "update_actor")
+_COMPUTING = tuple(f"perf/{name}_seconds" for name in _COMPUTING_PHASES)
 """Seconds in which something generated, searched, scored or trained; the rest of a step is overhead."""
 
 
 class RayPPOTrainer:
-    """T steps, each a rollout followed by its update; validation before, in between and after."""
+    """T steps, each a rollout followed by its update(s); validation before, in between and after."""
 
     def __init__(self, parts: TrainerParts) -> None:
+        """Raises ValueError for an unknown estimator."""
         config = parts.config
         rollout = config.actor_rollout_ref.rollout
         self._parts = parts
         self._config = config
         self._timer = parts.timer
-        self._estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
+        self._advantages = AdvantageStep(config.algorithm)
         self._stream = TrajectoryStream(parts.rollout_group.workers, stall_seconds=2.5 * rollout.trajectory_timeout)
         self._loader = StatefulLoader(
             len(parts.train_set), config.data.train_batch_size, config.trainer.seed, config.data.shuffle
         )
         self._sampling = SamplingParams(temperature=rollout.temperature, max_tokens=rollout.max_turn_length)
         self.validator = Validator(parts, self._stream)
+        self.weights = WeightKeeper(
+            config.trainer, parts.actor_group, parts.run.path / "checkpoints", parts.environment.stop_strings
+        )
         self.failures: Counter[str] = Counter()
         self.steps_done = 0
         self._step_began = time.perf_counter()
 
     def fit(self) -> None:
-        """Trains to ``total_training_steps``; failures by type are in ``failures`` whatever ends it."""
+        """Trains to ``total_training_steps``. Whatever ends it, failures by type are in ``failures`` and the
+        last weights on disk, where the workers can still give them."""
+        completed = False
+        try:
+            self._fit()
+            completed = True
+        finally:
+            if not completed:
+                self.weights.after_failure(self.steps_done)
+
+    def _fit(self) -> None:
         trainer = self._config.trainer
         self._step_began = time.perf_counter()
         if trainer.val_before_train:
@@ -61,10 +79,8 @@ class RayPPOTrainer:
             self._train_step(step)
             if step == trainer.total_training_steps or (trainer.test_freq and step % trainer.test_freq == 0):
                 self._validate(step)
-        if trainer.save_last:
             with self._timer.phase("save"):
-                target = str(self._parts.run.path / "checkpoints" / "last")
-                self._parts.actor_group.save_hf(target, self._parts.environment.stop_strings)
+                self.weights.after_step(step)
 
     def _train_step(self, step: int) -> None:
         with self._timer.phase("rollout"):
@@ -74,19 +90,16 @@ class RayPPOTrainer:
             valid = deal_by_length(self._without_failures(trajectories), ranks)
             batch = to_data_proto(valid, self._parts.tokenizer.pad_token_id, self._sampling.temperature)
             batch.meta_info["global_steps"] = step
-        batch, old_seconds = self._add_old_log_probs(batch)
-        batch, reference_seconds = self._add_reference(batch)
+        batch, metrics = self._add_scores(batch)
         with self._timer.phase("advantage"):
-            batch = self._add_advantages(batch, valid)
-        with self._timer.phase("update_actor"):
-            actor_metrics = self._update_actor(batch)
-        with self._timer.phase("sync_weights"):
-            self._parts.actor_group.send_weights(self._parts.rollout_group.workers, step)
+            metrics |= self._advantages.run(batch, valid)
+        metrics |= compute_data_metrics(batch, use_critic=needs_critic(self._config.algorithm))
+        metrics |= self._update(batch, step)
         self.steps_done = step
         with self._timer.phase("log"):
-            metrics = compute_data_metrics(batch) | actor_metrics | self._rollout_metrics(trajectories, valid)
+            metrics |= self._rollout_metrics(trajectories, valid)
             self._dump(step, trajectories)
-        self._log(step, metrics | old_seconds | reference_seconds)
+        self._log(step, metrics)
 
     def _rollout(self, step: int) -> list[Trajectory]:
         """All trajectories of the step, in the order of the batch's rows and samples, whatever finished first."""
@@ -107,56 +120,50 @@ class RayPPOTrainer:
             )
         return without_lost(trajectories)
 
-    def _add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        """Skipped with exactly one update per batch: then the policy is its own old policy."""
-        if self._updates_per_batch == 1:
-            return batch, {}
-        with self._timer.phase("old_log_prob"):
-            return _merged(batch, self._parts.actor_group.compute_log_prob(batch))
-
-    def _add_reference(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        if not self._config.actor_rollout_ref.actor.use_kl_loss:
-            return batch, {}
-        with self._timer.phase("reference"):
-            return _merged(batch, self._parts.actor_group.compute_ref_log_prob(batch))
-
-    def _add_advantages(self, batch: DataProto, trajectories: Sequence[Trajectory]) -> DataProto:
-        tensors = batch.batch
-        assert tensors is not None
-        tensors["token_level_rewards"] = tensors["token_level_scores"]
-        policy = self._config.algorithm.status_policy
-        advantages, returns = self._estimator(
-            token_level_rewards=tensors["token_level_rewards"],
-            response_mask=tensors["response_mask"],
-            index=batch.non_tensor_batch["uid"],
-            config=self._config.algorithm,
-        )
-        tensors["advantages"], tensors["returns"] = advantages, returns
-        for row, trajectory in enumerate(trajectories):
-            if policy[trajectory.status.value] == "mask":
-                tensors["response_mask"][row] = 0
-        return batch
+    def _add_scores(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
+        """What the estimator and the losses compare with: old log-probabilities, the reference's, values."""
+        group, metrics = self._parts.actor_group, dict[str, float]()
+        if self._needs_old_log_probs:
+            with self._timer.phase("old_log_prob"):
+                batch, metrics = _merged(batch, group.compute_log_prob(batch), metrics)
+        if needs_reference(self._config):
+            with self._timer.phase("reference"):
+                batch, metrics = _merged(batch, group.compute_ref_log_prob(batch), metrics)
+        if needs_critic(self._config.algorithm):
+            with self._timer.phase("values"):
+                batch, metrics = _merged(batch, group.compute_values(batch), metrics)
+        return batch, metrics
 
     @property
-    def _updates_per_batch(self) -> int:
+    def _needs_old_log_probs(self) -> bool:
+        """Not with exactly one update per batch, unless the reward reads them: the policy is its own old policy."""
         actor = self._config.actor_rollout_ref.actor
-        return actor.ppo_epochs * -(-self._config.data.train_batch_size // self._mini_batch_prompts)
+        updates = updates_per_batch(self._config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs)
+        return updates > 1 or self._config.algorithm.use_kl_in_reward
 
-    @property
-    def _mini_batch_prompts(self) -> int:
-        return self._config.actor_rollout_ref.actor.ppo_mini_batch_size or self._config.data.train_batch_size
+    def _update(self, batch: DataProto, step: int) -> dict[str, float]:
+        """Critic, then, after its warm-up, the actor, whose new weights go to the rollout engines."""
+        metrics: dict[str, float] = {}
+        group, config = self._parts.actor_group, self._config
+        if needs_critic(config.algorithm):
+            with self._timer.phase("update_critic"):
+                metrics |= self._updates(group.update_critic, batch, config.critic, step)
+        if not needs_critic(config.algorithm) or step > config.trainer.critic_warmup:
+            with self._timer.phase("update_actor"):
+                metrics |= self._updates(group.update_actor, batch, config.actor_rollout_ref.actor, step)
+            with self._timer.phase("sync_weights"):
+                group.send_weights(self._parts.rollout_group.workers, step)
+        return metrics
 
-    def _update_actor(self, batch: DataProto) -> dict[str, float]:
-        """``ppo_epochs`` passes over mini-batches of whole groups; metrics are means over the updates."""
+    def _updates(
+        self, update: Callable[[DataProto], DataProto], batch: DataProto, config: ActorConfig | CriticConfig, step: int
+    ) -> dict[str, float]:
+        """All updates of one model on the batch; metrics are means over them."""
         metrics: dict[str, list[float]] = {}
-        uids = list(dict.fromkeys(batch.non_tensor_batch["uid"].tolist()))
-        for _ in range(self._config.actor_rollout_ref.actor.ppo_epochs):
-            for start in range(0, len(uids), self._mini_batch_prompts):
-                chosen = set(uids[start : start + self._mini_batch_prompts])
-                rows = [i for i, uid in enumerate(batch.non_tensor_batch["uid"]) if uid in chosen]
-                mini_batch = batch if len(chosen) == len(uids) else batch.select_idxs(rows)
-                for name, value in self._parts.actor_group.update_actor(mini_batch).meta_info["metrics"].items():
-                    metrics.setdefault(name, []).append(value)
+        seed = (self._config.trainer.seed, step)
+        for part in mini_batches(batch, config.ppo_mini_batch_size, config.ppo_epochs, config.shuffle, seed):
+            for name, value in update(part).meta_info["metrics"].items():
+                metrics.setdefault(name, []).append(value)
         return reduce_metrics(metrics)
 
     def _rollout_metrics(self, trajectories: Sequence[Trajectory], valid: Sequence[Trajectory]) -> dict[str, float]:
@@ -188,12 +195,13 @@ class RayPPOTrainer:
             return
         with self._timer.phase("validate"):
             metrics = self.validator.run(step, last=step == self._config.trainer.total_training_steps)
+        with self._timer.phase("save"):
+            self.weights.after_validation(step, self.validator.score)
         self._parts.tracking.log(metrics, step, self.validator.line(step, metrics))
         self._timer.take_step()
         self._step_began = time.perf_counter()
 
 
-def _merged(batch: DataProto, scores: DataProto) -> tuple[DataProto, dict[str, float]]:
-    """The batch with what workers computed on it, and their metrics, each gathered from all ranks."""
-    metrics = reduce_metrics(scores.meta_info.pop("metrics"))
-    return batch.union(scores), metrics
+def _merged(batch: DataProto, scores: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
+    """The batch with what workers computed on it, and with their metrics, each gathered from all ranks."""
+    return batch.union(scores), metrics | reduce_metrics(scores.meta_info.pop("metrics"))

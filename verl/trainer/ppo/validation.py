@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from verl.agent_loop.base import RolloutTask, ScoredRow
+from verl.agent_loop.base import RolloutTask, ScoredRow, scores_by_row
 from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Trajectory
 from verl.trainer.config import PPOTrainerConfig
@@ -21,7 +21,11 @@ VALIDATION_STEP = 0
 
 
 class Validator:
-    """Scores every row of the development split ``val_kwargs.n`` times per mode; keeps first and last."""
+    """Scores every row of the development split ``val_kwargs.n`` times per mode; keeps first and last.
+
+    ``score`` is the mean reward of the last validation in the environment's first mode, by which the best
+    weights are chosen.
+    """
 
     def __init__(self, parts: TrainerParts, stream: TrajectoryStream) -> None:
         self._parts = parts
@@ -30,18 +34,20 @@ class Validator:
         self.last: dict[str, list[ScoredRow]] = {}
         self.probe: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
+        self.score = float("nan")
         self.failures: Counter[str] = Counter()
 
     def run(self, step: int, last: bool) -> dict[str, float]:
-        """Metrics under ``val/{mode}/…``; in between only the first mode is run, at both ends all of them."""
+        """Metrics under ``val/{mode}/…``; with ``val_every_mode`` false only the first mode is run in between."""
         modes = self._parts.environment.validation_modes
-        modes = modes if step == 0 or last else modes[:1]
+        modes = modes if step == 0 or last or self._parts.config.trainer.val_every_mode else modes[:1]
         results = {mode: self._run_mode(step, mode) for mode in modes}
         metrics = {f"val/{m}/{k}": v for m, rows in results.items() for k, v in self._mode_metrics(rows).items()}
         self.probe = self._parts.runner.run(self._parts.environment.probe(without_lost(results[modes[0]])))
         scored = {mode: [_scored(t) for t in without_lost(rows)] for mode, rows in results.items()}
         self.first = self.first or scored
         self.last = scored
+        self.score = metrics.get(f"val/{modes[0]}/reward/mean", float("nan"))
         self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}
         return self.metrics
 
@@ -54,20 +60,39 @@ class Validator:
         return trajectories
 
     def _mode_metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """The interval is taken over rows; those lost to the infrastructure have no score and lower ``n``."""
-        interval = bootstrap_mean([t.reward for t in without_lost(trajectories)])
-        bounds = {"reward/low95": interval.low, "reward/high95": interval.high, "n": interval.n}
-        own = compute_trajectory_metrics(trajectories)
-        return own | bounds | self._parts.environment.metrics(trajectories)
+        """Of all rows, and of each data set under ``source/{data_source}/…``."""
+        scored = [_scored(t) for t in without_lost(trajectories)]
+        metrics = compute_trajectory_metrics(trajectories) | self._parts.environment.metrics(trajectories)
+        metrics |= reward_interval(scored)
+        for source in sorted({row.data_source for row in scored}):
+            own = reward_interval([row for row in scored if row.data_source == source])
+            metrics |= {f"source/{source}/{name}": value for name, value in own.items()}
+        return metrics
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
+        """One line for a person: each mode's reward with its interval, n of each data set where there are several."""
         modes = dict.fromkeys(name.split("/")[1] for name in metrics if name.endswith("/reward/low95"))
+        first = f"val/{next(iter(modes))}/"
+        sources = {
+            name.removeprefix(first + "source/").removesuffix("/n"): value
+            for name, value in metrics.items()
+            if name.startswith(first + "source/") and name.endswith("/n")
+        }
+        by_source = "; " + ", ".join(f"{s} {n:.0f}" for s, n in sources.items()) if len(sources) > 1 else ""
         scores = " | ".join(
             f"{mode}: reward {metrics[f'val/{mode}/reward/mean']:.3f} "
             f"[{metrics[f'val/{mode}/reward/low95']:.3f}, {metrics[f'val/{mode}/reward/high95']:.3f}]"
             for mode in modes
         )
-        return f"held-out after step {step} (n = {metrics[f'val/{next(iter(modes))}/n']:.0f}) | {scores}"
+        return f"held-out after step {step} (n = {metrics[first + 'n']:.0f}{by_source}) | {scores}"
+
+
+def reward_interval(rows: Sequence[ScoredRow]) -> dict[str, float]:
+    """Mean reward with its 95 % bootstrap interval over data rows, and their number ``n``. Rows lost to the
+    infrastructure have no score and lower ``n``."""
+    interval = bootstrap_mean(list(scores_by_row(rows, "reward").values()))
+    bounds = {"reward/low95": interval.low, "reward/high95": interval.high, "n": float(interval.n)}
+    return {"reward/mean": interval.mean, **bounds}
 
 
 def validation_tasks(config: PPOTrainerConfig, rows: RLHFDataset, mode: str) -> list[RolloutTask]:

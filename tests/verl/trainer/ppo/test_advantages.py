@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.trainer.ppo.advantages import compute_grpo_outcome_advantage
+from tests.verl.trainer.ppo import plain as loops
+from tests.verl.trainer.ppo.batches import dense_batch, outcome_rewards, padded
+from verl.trainer.ppo.advantages import (
+    compute_grpo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_rloo_outcome_advantage,
+)
+
+OUTCOME_ESTIMATORS = [
+    compute_grpo_outcome_advantage,
+    compute_rloo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+]
 
 
 def outcome(rewards: list[float], groups: list[object], **settings: bool) -> list[float]:
@@ -75,3 +88,48 @@ def test_observation_tokens_get_no_advantage() -> None:
     advantages, _ = compute_grpo_outcome_advantage(rewards, mask, np.array([3, 3]))
     assert advantages.dtype == torch.float32
     assert (advantages != 0).tolist() == mask.bool().tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outcome_estimators_equal_plain_loops(seed: int) -> None:
+    batch = dense_batch(seed, off_mask=0.0)
+    rewards = loops.policy_rows(batch.rewards, batch.mask)
+    expected = [
+        loops.grpo(rewards, batch.groups, divide_by_std=True),
+        loops.rloo(rewards, batch.groups),
+        loops.reinforce_plus_plus_baseline(rewards, batch.groups),
+    ]
+    for estimator, rows in zip(OUTCOME_ESTIMATORS, expected, strict=True):
+        advantages, returns = estimator(batch.rewards, batch.mask, batch.groups)
+        assert advantages.dtype == torch.float32
+        assert torch.equal(advantages, returns)
+        torch.testing.assert_close(advantages, padded(rows, batch.mask), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", OUTCOME_ESTIMATORS)
+@given(reward=st.fractions(-2, 2, max_denominator=60), size=st.integers(2, 9))
+def test_a_group_of_equal_rational_rewards_gets_exactly_zero_beside_another(
+    estimator: Callable[..., tuple[torch.Tensor, torch.Tensor]], reward: Fraction, size: int
+) -> None:
+    mask = (torch.arange(4) < torch.arange(1, size + 3)[:, None]).long()
+    rewards = outcome_rewards(mask, torch.tensor([float(reward)] * size + [0.0, 1.0]))
+    advantages, _ = estimator(rewards, mask, np.array(["a"] * size + ["b", "b"]))
+    assert torch.equal(advantages[:size], torch.zeros(size, 4))
+    assert (advantages[-2:, 0] != 0).all()
+
+
+@pytest.mark.parametrize("estimator", OUTCOME_ESTIMATORS)
+def test_a_lone_row_gets_zero_from_every_estimator(
+    estimator: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    rewards = torch.tensor([[0.0, 0.7], [0.0, 0.2], [0.0, 1.0]])
+    advantages, _ = estimator(rewards, torch.ones(3, 2), np.array(["alone", "b", "b"]))
+    assert advantages[0].tolist() == [0.0, 0.0]
+    assert advantages[1, 0] < 0 < advantages[2, 0]
+
+
+def test_rloo_by_value() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.5, 0.0, 0.25]])
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1]])
+    advantages, _ = compute_rloo_outcome_advantage(rewards, mask, np.array([7, 7, 7, 8]))
+    assert advantages.tolist() == [[0.75, 0, 0.75], [0, 0, 0], [0, 0, -0.75], [0, 0, 0]]

@@ -26,6 +26,21 @@ def test_argument_names_and_order_are_verls() -> None:
     assert arguments("compute_grpo_outcome_advantage") == [
         rewards, mask, "index", "epsilon", "norm_adv_by_std_in_grpo", "config",
     ]  # fmt: skip
+    for name in ("compute_rloo_outcome_advantage", "compute_reinforce_plus_plus_baseline_outcome_advantage"):
+        assert arguments(name) == [rewards, mask, "index", "epsilon", "config"]
+    assert arguments("compute_reinforce_plus_plus_outcome_advantage") == [rewards, mask, "config"]
+    assert arguments("compute_gae_advantage_return") == [rewards, "values", mask, "gamma", "lam"]
+    assert arguments("compute_rewards") == ["token_level_scores", "old_log_prob", "ref_log_prob", "kl_ratio"]
+    assert arguments("AdaptiveKLController") == ["init_kl_coef", "target_kl", "horizon"]
+    assert arguments("FixedKLController") == ["kl_coef"]
+    assert arguments("get_kl_controller") == ["kl_ctrl"]
+    assert arguments("compute_policy_loss") == [
+        "old_log_prob", "log_prob", "advantages", mask, "cliprange", "cliprange_low", "cliprange_high",
+        "clip_ratio_c", "loss_agg_mode",
+    ]  # fmt: skip
+    assert arguments("compute_value_loss")[:6] == [
+        "vpreds", "returns", "values", mask, "cliprange_value", "loss_agg_mode",
+    ]  # fmt: skip
     assert arguments("agg_loss") == [
         "loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size",
         "loss_scale_factor",
@@ -40,6 +55,15 @@ def test_argument_names_and_order_are_verls() -> None:
 def test_estimators_and_losses_are_found_by_name_and_by_enum() -> None:
     assert get_adv_estimator_fn("grpo") is get_adv_estimator_fn(AdvantageEstimator.GRPO)
     assert get_adv_estimator_fn("grpo") is compute_grpo_outcome_advantage
+    found = {str(name): get_adv_estimator_fn(name).__name__ for name in AdvantageEstimator}
+    assert found == {
+        "gae": "compute_gae_advantage_return",
+        "grpo": "compute_grpo_outcome_advantage",
+        "reinforce": "compute_reinforce_advantage",
+        "reinforce_plus_plus": "compute_reinforce_plus_plus_outcome_advantage",
+        "reinforce_plus_plus_baseline": "compute_reinforce_plus_plus_baseline_outcome_advantage",
+        "rloo": "compute_rloo_outcome_advantage",
+    }
     assert get_policy_loss_fn("vanilla") is compute_policy_loss_vanilla
 
 

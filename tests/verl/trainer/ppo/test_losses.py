@@ -10,9 +10,11 @@ from verl.trainer.ppo.losses import (
     PolicyLossConfig,
     agg_loss,
     compute_entropy_loss,
+    compute_policy_loss,
     compute_policy_loss_vanilla,
     truncated_importance_weights,
 )
+from verl.utils.config import build_config
 from verl.workers.config import ActorConfig
 from verl.workers.engine.loss import BatchTotals
 from verl.workers.engine.packing import MicroBatch
@@ -91,6 +93,29 @@ def test_clipping_by_value(
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(ratio), abs=1e-6)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_older_policy_loss_is_the_same_function(mode: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    old, new, advantages = torch.randn(3, *MASK.shape, generator=generator)
+    config = ActorConfig(clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=1.5)
+    expected, metrics = compute_policy_loss_vanilla(old, new, advantages, MASK, mode, config)
+    loss, clipped, kl, lower = compute_policy_loss(old, new, advantages, MASK, None, 0.1, 0.3, 1.5, mode)
+    assert loss.item() == expected.item()
+    assert (clipped.item(), kl.item(), lower.item()) == (
+        metrics["actor/pg_clipfrac"],
+        metrics["actor/ppo_kl"],
+        metrics["actor/pg_clipfrac_lower"],
+    )
+    both, *_ = compute_policy_loss(old, new, advantages, MASK, cliprange=0.2)
+    assert both.item() == compute_policy_loss_vanilla(old, new, advantages, MASK)[0].item()
+
+
+def test_the_older_policy_loss_needs_a_range() -> None:
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="cliprange"):
+        compute_policy_loss(one, one, one, one, cliprange_low=0.2)
+
+
 def test_an_extreme_ratio_stays_finite() -> None:
     assert all(map(math.isfinite, vanilla(1e30, 1.0)[:2]))
     assert math.isfinite(vanilla(1e-30, 1.0)[0])
@@ -157,6 +182,14 @@ def test_rows_of_advantage_zero_stay_in_the_denominator_and_keep_their_kl() -> N
         config, log_probs, advantages=advantages, rollout_log_probs=log_probs, ref_log_prob=torch.full((2, 2), -2.0)
     )
     assert gradient.tolist() == [[0.0, 0.0], [0.25, 0.25]]
+
+
+def test_k1_without_a_gradient_of_its_own_is_refused_as_a_loss() -> None:
+    for name in ("k1", "kl", "abs"):
+        with pytest.raises(ValueError, match="kl_loss_type"):
+            build_config(ActorConfig, {"kl_loss_type": name})
+    for name in ("k2", "k3", "low_var_kl", "k1+"):
+        assert build_config(ActorConfig, {"kl_loss_type": name}).kl_loss_type == name
 
 
 def test_the_sampler_mismatch_is_measured_on_trained_tokens_only() -> None:

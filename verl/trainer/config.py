@@ -58,7 +58,11 @@ Files = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 @dataclass(frozen=True)
 class DataConfig(ReadableAsMapping):
-    """Where rows come from. ``train_batch_size`` counts prompts per step; -1 samples mean all rows."""
+    """Where rows come from. ``train_batch_size`` counts prompts per step; -1 samples mean all rows.
+
+    ``invalid_rows`` and ``duplicate_rows`` say what happens to rows that cannot be used and to rows that
+    repeat an earlier one's prompt and gold answers.
+    """
 
     train_files: Files = ()
     val_files: Files = ()
@@ -72,6 +76,8 @@ class DataConfig(ReadableAsMapping):
     train_max_samples: int = -1
     val_max_samples: int = -1
     filter_overlong_prompts: bool = True
+    invalid_rows: Literal["refuse", "filter"] = "refuse"
+    duplicate_rows: Literal["keep", "drop", "refuse"] = "keep"
     shuffle: bool = True
 
 

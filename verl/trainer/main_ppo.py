@@ -32,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(composed: Composed) -> int:
-    from verl.trainer.setup import environment_config, first_prompt
+    from verl.trainer.preflight import dry_problems, first_prompt, refuse
+    from verl.trainer.setup import environment_config
 
     environment_config(composed.config)
+    refuse(dry_problems(composed.config))
     print(composed.to_yaml())
     print(first_prompt(composed.config))
     print("dry run: the configuration is valid; nothing was started")

@@ -24,9 +24,11 @@ from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.trainer.ppo.parts import TrainerParts
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.weight_keeper import BEST, LAST
+from verl.trainer.preflight import preflight, refuse
 from verl.trainer.report import RunClock, make_summary, print_report
+from verl.trainer.resources import cluster_problem
 from verl.trainer.run_dir import RunDirectory
-from verl.trainer.setup import check_inputs, device_name, load_inputs, make_environment, rollout_limits
+from verl.trainer.setup import Inputs, device_name, make_environment, rollout_limits
 from verl.trainer.timing import PhaseTimer
 from verl.utils.paths import resolve_path
 from verl.utils.tracking import Tracking
@@ -39,10 +41,10 @@ SETUP_VARIABLE = "ZEROSEARCH_SETUP_SECONDS"
 
 def run_training(composed: Composed) -> int:
     """Trains, reports, and returns the exit status: 0 complete, 1 failed, 130 interrupted."""
-    check_inputs(composed.config)
+    inputs = preflight(composed.config)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with TrainingRun(composed) as run:
+        with TrainingRun(composed, inputs) as run:
             run.execute()
     except KeyboardInterrupt:
         return 130
@@ -69,10 +71,11 @@ def _reason(error: BaseException | None) -> str:
 class TrainingRun:
     """What is started for a run, in the order it must be stopped."""
 
-    def __init__(self, composed: Composed) -> None:
+    def __init__(self, composed: Composed, inputs: Inputs) -> None:
         trainer = composed.config.trainer
         self._started = float(os.environ.get(STARTED_VARIABLE, time.time()))
         self._composed = composed
+        self._inputs = inputs
         self._config: PPOTrainerConfig = composed.config
         self._timer = PhaseTimer()
         self._clock = RunClock(setup=float(os.environ.get(SETUP_VARIABLE, 0)))
@@ -127,8 +130,7 @@ class TrainingRun:
 
     def _assemble(self) -> TrainerParts:
         """Services, Ray and workers come up side by side: each spends most of its time importing."""
-        config = self._config
-        inputs = load_inputs(config)
+        config, inputs = self._config, self._inputs
         self._environment = environment = make_environment(config, inputs, self._directory.path)
         threads = self._stack.enter_context(ThreadPoolExecutor(1))
         services = threads.submit(self._stack.enter_context, environment.services())
@@ -140,9 +142,7 @@ class TrainingRun:
         environment.config = services.result()
         runner = self._stack.enter_context(asyncio.Runner())
         self._stack.callback(lambda: runner.run(environment.close()))
-        problems = runner.run(environment.preflight())
-        if problems:
-            raise ValueError("this run cannot start:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        refuse(runner.run(environment.preflight()))
         rollout_group = self._rollout_group(pool, environment)
         ray.get([*initialising, *rollout_group.execute_all_async("init_model")])
         parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
@@ -156,15 +156,19 @@ class TrainingRun:
         return tracking
 
     def _start_ray(self) -> None:
-        """Joins the cluster of RAY_ADDRESS, or starts a private Ray on this machine."""
+        """Joins the cluster of RAY_ADDRESS, or starts a private Ray on this machine.
+
+        Raises ValueError when the cluster has less than the run asks for.
+        """
+        trainer = self._config.trainer
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if os.environ.get("RAY_ADDRESS"):
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
         else:
-            store = self._config.trainer.object_store_megabytes
+            store = trainer.object_store_megabytes
             ray.init(
                 address="local",
-                num_cpus=max(os.cpu_count() or 1, self._config.trainer.ranks_per_node),
+                num_cpus=max(os.cpu_count() or 1, trainer.ranks_per_node * trainer.nnodes),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -172,6 +176,8 @@ class TrainingRun:
             )
         signal.signal(signal.SIGTERM, _interrupt)  # Ray has put a handler of its own there
         self._stack.callback(ray.shutdown)
+        problem = cluster_problem(trainer, ray.cluster_resources())
+        refuse([problem] if problem else [])
 
     def _resource_pool(self) -> RayResourcePool:
         trainer = self._config.trainer

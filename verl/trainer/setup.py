@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.base import AgentLoop, AgentLoopContext, RolloutLimits
 from verl.trainer.config import DataConfig, PPOTrainerConfig
 from verl.utils.config import build_config
-from verl.utils.dataset.rl_dataset import PromptFormat, RLHFDataset, RowCheck, render_prompt
+from verl.utils.dataset.rl_dataset import PromptFormat, RLHFDataset, RowPolicy
 from verl.utils.import_path import load_by_path
 from verl.utils.paths import resolve_path
 from verl.utils.tokenizer import eos_token_ids, hf_tokenizer
@@ -63,79 +62,36 @@ def make_environment(config: PPOTrainerConfig, inputs: Inputs, run_dir: Path) ->
     return environment_class(config)(environment_config(config), context)
 
 
-def check_inputs(config: PPOTrainerConfig) -> None:
-    """Raises ValueError with every problem that can be seen without loading anything, each with its fix."""
-    problems = [*_path_problems(config), *_resource_problems(config), *_size_problems(config)]
-    if problems:
-        raise ValueError("this run cannot start:\n" + "\n".join(f"  - {problem}" for problem in problems))
+def load_inputs(config: PPOTrainerConfig, first_only: bool = False) -> Inputs:
+    """Tokenizer and data; ``first_only`` reads just the first usable training row.
 
-
-def _path_problems(config: PPOTrainerConfig) -> list[str]:
-    problems = []
-    model = config.actor_rollout_ref.model.path
-    if not model:
-        problems.append("no policy: give MODEL_PATH (actor_rollout_ref.model.path)")
-    elif model.startswith(("/", ".")) and not (Path(model) / "config.json").is_file():
-        problems.append(f"actor_rollout_ref.model.path: {model!r} holds no config.json")
-    if not config.data.train_files:
-        problems.append("no data: give DATA_PATH (data.train_files)")
-    files = [*config.data.train_files, *config.data.val_files]
-    missing = [f for f in files if not Path(resolve_path(f)).is_file()]
-    return problems + [f"data file {file!r} does not exist: check DATA_PATH" for file in missing]
-
-
-def _resource_problems(config: PPOTrainerConfig) -> list[str]:
-    """Only of a run on this machine alone: a cluster's resources are compared when its Ray is joined."""
-    trainer = config.trainer
-    if trainer.n_gpus_per_node and not os.environ.get("RAY_ADDRESS"):
-        present = torch.cuda.device_count()
-        if trainer.n_gpus_per_node > present:
-            return [
-                f"NUM_GPUS_PER_NODE asks for {trainer.n_gpus_per_node} GPUs, {present} are present: lower it (0 = CPU)"
-            ]
-    return []
-
-
-def _size_problems(config: PPOTrainerConfig) -> list[str]:
-    rollout = config.actor_rollout_ref.rollout
-    problems = []
-    ranks = config.trainer.ranks_per_node * config.trainer.nnodes
-    if rollout.num_replicas > ranks:
-        problems.append(
-            f"rollout.num_replicas is {rollout.num_replicas}, but only {ranks} training ranks can host one each"
-        )
-    if rollout.max_turn_length > config.data.max_response_length:
-        problems.append(
-            f"rollout.max_turn_length ({rollout.max_turn_length}) exceeds data.max_response_length "
-            f"({config.data.max_response_length}), which is the budget of the whole trajectory"
-        )
-    return problems
-
-
-def load_inputs(config: PPOTrainerConfig) -> Inputs:
-    """Tokenizer and data. Raises ValueError naming file and row for what cannot be used."""
-    model = config.actor_rollout_ref.model
+    Raises ValueError naming file and row for what cannot be used, of both data sets at once.
+    """
+    model, data = config.actor_rollout_ref.model, config.data
     path = resolve_path(model.path)
-    tokenizer = hf_tokenizer(path, model.trust_remote_code, config.data.chat_template)
-    prompt_format = make_prompt_format(config)
-    check = environment_class(config).check_row
-    data = config.data
-    train = _load_rows(data.train_files, tokenizer, prompt_format, check, data.train_max_samples)
-    val = _load_rows(data.val_files, tokenizer, prompt_format, check, data.val_max_samples) if data.val_files else None
-    return Inputs(tokenizer, eos_token_ids(path, tokenizer), train, val)
+    tokenizer = hf_tokenizer(path, model.trust_remote_code, data.chat_template)
+    eos = eos_token_ids(path, tokenizer)
+    sets: list[RLHFDataset] = []
+    problems: list[str] = []
+    train = (data.train_files, 1 if first_only else data.train_max_samples)
+    val = (() if first_only else data.val_files, data.val_max_samples)
+    for files, max_samples in (train, val):
+        try:
+            sets += [_load_rows(config, files, max_samples, tokenizer)] if files else []
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Inputs(tokenizer, eos, sets[0], sets[1] if len(sets) > 1 else None)
 
 
 def _load_rows(
-    files: tuple[str, ...],
-    tokenizer: PreTrainedTokenizerBase,
-    prompt_format: PromptFormat,
-    check: RowCheck,
-    max_samples: int,
+    config: PPOTrainerConfig, files: Sequence[str], max_samples: int, tokenizer: PreTrainedTokenizerBase
 ) -> RLHFDataset:
-    rows = RLHFDataset([resolve_path(f) for f in files], tokenizer, prompt_format, check, max_samples)
-    if rows.overlong:
-        print(f"{len(rows.overlong)} prompts are longer than data.max_prompt_length and left out: {rows.overlong[:5]}")
-    return rows
+    policy = RowPolicy(config.data.invalid_rows, config.data.duplicate_rows)
+    check = environment_class(config).check_row
+    prompt_format = make_prompt_format(config)
+    return RLHFDataset([resolve_path(f) for f in files], tokenizer, prompt_format, check, max_samples, policy)
 
 
 def make_prompt_format(config: PPOTrainerConfig) -> PromptFormat:
@@ -147,15 +103,3 @@ def make_prompt_format(config: PPOTrainerConfig) -> PromptFormat:
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,
     )
-
-
-def first_prompt(config: PPOTrainerConfig) -> str:
-    """The first training prompt as the policy will see it, with its ids; says so where model or data are not here."""
-    model = resolve_path(config.actor_rollout_ref.model.path) if config.actor_rollout_ref.model.path else ""
-    files = [resolve_path(f) for f in config.data.train_files]
-    if not (Path(model) / "config.json").is_file() or not files or not all(Path(f).is_file() for f in files):
-        return "model or data are not on this machine: no prompt to show"
-    inputs = load_inputs(config)
-    row = inputs.train_set[0]
-    text = render_prompt(inputs.tokenizer, make_prompt_format(config).messages(row.values))
-    return f"the first prompt ({len(row.prompt_ids)} tokens):\n{text}\nits ids: {list(row.prompt_ids)}"

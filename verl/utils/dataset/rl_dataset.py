@@ -1,76 +1,57 @@
-"""Rows of Parquet files as prompts."""
+"""Rows of data files as prompts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
-import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.trajectory import Prompt, TokenIds
+from verl.utils.dataset.prompt_format import PromptFormat, render_prompt
+from verl.utils.dataset.row_files import Values, read_chunks, read_columns, short_names
 
-RowCheck = Callable[[Mapping[str, Any]], None]
+__all__ = ["PromptFormat", "RLHFDataset", "Row", "RowCheck", "RowPolicy", "StatefulLoader", "render_prompt"]
+
+RowCheck = Callable[[Values], None]
 MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
-class PromptFormat:
-    """How a row becomes prompt ids.
+class RowPolicy:
+    """What happens to rows that cannot be used, and to rows with the prompt and gold answers of an earlier one."""
 
-    A row's own ``prompt_key`` messages are taken verbatim; otherwise the question is put into
-    ``template`` as the one user message. Never both.
-    """
-
-    template: str
-    prompt_key: str = "prompt"
-    question_key: str = "question"
-    max_prompt_length: int = 2048
-    filter_overlong: bool = True
-
-    def messages(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
-        """Raises ValueError when the row holds neither messages nor a question."""
-        own = row.get(self.prompt_key)
-        if own:
-            return [{"role": message["role"], "content": message["content"]} for message in own]
-        question = row.get(self.question_key) or (row.get("extra_info") or {}).get("question")
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"needs {self.prompt_key!r} (chat messages) or {self.question_key!r} (a non-empty string)")
-        return [{"role": "user", "content": self.template.replace("{question}", question.strip())}]
-
-
-def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
-    """The chat template applied; without one the contents joined by blank lines."""
-    if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-        assert isinstance(text, str)
-        return text
-    return "\n\n".join(message["content"] for message in messages) + "\n"
+    invalid: Literal["refuse", "filter"] = "refuse"
+    duplicate: Literal["keep", "drop", "refuse"] = "keep"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One usable row: where it stands, its prompt ids, its values."""
+    """One usable row: where it stands, the file's name in uids, its prompt ids, its values."""
 
     file: str
     index: int
     prompt_ids: TokenIds
-    values: Mapping[str, Any]
+    values: Values
+    label: str
 
     def prompt(self, step: int) -> Prompt:
         """The group's prompt at one step; the uid is a function of file, row and step, never random."""
         source = str(self.values.get("data_source") or Path(self.file).stem)
-        return Prompt(f"{Path(self.file).name}#{self.index}@{step}", self.prompt_ids, source, self.values)
+        return Prompt(f"{self.label}#{self.index}@{step}", self.prompt_ids, source, self.values)
 
 
 class RLHFDataset:
     """All usable rows of ``files`` in file order; the first ``max_samples`` of them when not -1.
 
-    Overlong prompts are filtered (or refused), counted in ``overlong`` and listed by file and row.
-    Raises ValueError naming file and row for what cannot be used.
+    Rows are dropped or refused as ``prompt_format.filter_overlong`` and ``policy`` say. ``overlong``,
+    ``invalid`` and ``duplicates`` list them by file and row; ``own_prompts`` counts rows whose own
+    messages are used. Raises ValueError naming file and row for what cannot be used.
     """
 
     def __init__(
@@ -80,18 +61,24 @@ class RLHFDataset:
         prompt_format: PromptFormat,
         check_row: RowCheck | None = None,
         max_samples: int = -1,
+        policy: RowPolicy | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._format = prompt_format
         self._check_row = check_row
+        self._policy = policy or RowPolicy()
         self.overlong: list[str] = []
+        self.invalid: list[str] = []
+        self.duplicates: list[str] = []
+        self.own_prompts = 0
         self.rows: list[Row] = []
-        for file in files:
-            self._read(file)
+        self.places: dict[bytes, str] = {}
+        """File and row by content: the prompt's ids and the gold answers."""
+        for label, file in zip(short_names(files), files, strict=True):
+            self._read(file, label, max_samples)
         if max_samples >= 0:
             self.rows = self.rows[:max_samples]
-        if not self.rows:
-            raise ValueError(f"no usable rows in {list(files)} ({len(self.overlong)} prompts are too long)")
+        self._refuse(list(files))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,40 +86,99 @@ class RLHFDataset:
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
 
-    def _read(self, file: str) -> None:
-        problems: list[str] = []
-        for index, values in enumerate(read_rows(file)):
-            try:
-                self._add(file, index, values)
-            except ValueError as error:
-                problems.append(f"{file} row {index}: {error}")
-        if problems:
-            more = f"\n… and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
-            raise ValueError("unusable rows:\n" + "\n".join(problems[:MAX_LISTED]) + more)
+    def _read(self, file: str, label: str, max_samples: int) -> None:
+        wrong = self._format.missing_columns(read_columns(file))
+        if wrong:
+            raise ValueError(f"data file {file!r} {wrong}")
+        start = 0
+        for chunk in read_chunks(file):
+            if 0 <= max_samples <= len(self.rows):
+                return
+            self._add_chunk(file, label, start, chunk)
+            start += len(chunk)
+        if not start:
+            raise ValueError(f"data file {file!r} holds no rows")
 
-    def _add(self, file: str, index: int, values: Mapping[str, Any]) -> None:
+    def _add_chunk(self, file: str, label: str, start: int, chunk: Sequence[Values]) -> None:
+        texts: list[str] = []
+        usable: list[tuple[int, Values]] = []
+        for index, values in enumerate(chunk, start):
+            try:
+                texts.append(self._text(values))
+                usable.append((index, values))
+            except ValueError as error:
+                self.invalid.append(f"{file} row {index}: {error}")
+        if texts:
+            encoded = self._tokenizer(texts, add_special_tokens=not self._tokenizer.chat_template, verbose=False)
+            for (index, values), ids in zip(usable, encoded["input_ids"], strict=True):
+                self._add(Row(file, index, tuple(ids), values, label))
+
+    def _text(self, values: Values) -> str:
         messages = self._format.messages(values)
         if self._check_row is not None:
             self._check_row(values)
-        text = render_prompt(self._tokenizer, messages)
-        ids = self._tokenizer(text, add_special_tokens=not self._tokenizer.chat_template)["input_ids"]
-        if len(ids) <= self._format.max_prompt_length:
-            self.rows.append(Row(file, index, tuple(ids), values))
+        return render_prompt(self._tokenizer, messages)
+
+    def _add(self, row: Row) -> None:
+        place = f"{row.file} row {row.index}"
+        if len(row.prompt_ids) > self._format.max_prompt_length:
+            self.overlong.append(f"{place} ({len(row.prompt_ids)} tokens)")
             return
-        if not self._format.filter_overlong:
+        content = _content_key(row)
+        if content in self.places:
+            self.duplicates.append(f"{place} repeats {self.places[content]}")
+            if self._policy.duplicate == "drop":
+                return
+        self.places.setdefault(content, place)
+        self.own_prompts += bool(row.values.get(self._format.prompt_key))
+        self.rows.append(row)
+
+    def _refuse(self, files: list[str]) -> None:
+        refused = []
+        if self.invalid and self._policy.invalid == "refuse":
+            refused.append("unusable rows (data.invalid_rows=filter leaves them out):\n" + listed(self.invalid))
+        if self.overlong and not self._format.filter_overlong:
             limit = self._format.max_prompt_length
-            raise ValueError(f"the prompt has {len(ids)} tokens, data.max_prompt_length is {limit}")
-        self.overlong.append(f"{file} row {index} ({len(ids)} tokens)")
+            refused.append(f"prompts longer than data.max_prompt_length ({limit}):\n" + listed(self.overlong))
+        if self.duplicates and self._policy.duplicate == "refuse":
+            refused.append("rows given twice (data.duplicate_rows=keep or drop):\n" + listed(self.duplicates))
+        if not self.rows and not refused:
+            counts = f"{len(self.invalid)} cannot be used, {len(self.overlong)} prompts are too long"
+            refused.append(f"no usable rows in {files} ({counts})")
+        if refused:
+            raise ValueError("\n".join(refused))
+
+    def notes(self) -> list[str]:
+        """What a person should know of rows left out, repeated, or of two kinds; each kind counted, the first named."""
+        limit, kept = self._format.max_prompt_length, self._policy.duplicate == "keep"
+        kinds = (
+            (self.overlong, f"prompts are longer than data.max_prompt_length ({limit}) and left out"),
+            (self.invalid, "rows cannot be used and are left out"),
+            (self.duplicates, f"rows repeat an earlier one and are {'kept' if kept else 'left out'}"),
+        )
+        notes = [f"{len(rows)} {words}:\n{listed(rows)}" for rows, words in kinds if rows]
+        if 0 < self.own_prompts < len(self.rows):
+            share = f"{self.own_prompts} of {len(self.rows)} rows"
+            notes.append(f"{share} bring chat messages of their own, the others a question: two kinds of prompt")
+        return notes
+
+    def shared_with(self, other: RLHFDataset) -> list[str]:
+        """Rows of ``other`` with the prompt and gold answers of one of these, by file and row."""
+        return [f"{place} is also {self.places[key]}" for key, place in other.places.items() if key in self.places]
 
 
-def read_rows(file: str) -> list[dict[str, Any]]:
-    """The rows of one Parquet file as plain Python values. Raises ValueError naming the file."""
-    if not Path(file).is_file():
-        raise ValueError(f"data file {file!r} does not exist")
-    try:
-        return pq.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"data file {file!r} is not readable as Parquet: {error}") from error
+def listed(rows: Sequence[str]) -> str:
+    """The first few, one a line, and how many more there are."""
+    more = [f"… and {len(rows) - MAX_LISTED} more"] if len(rows) > MAX_LISTED else []
+    return "\n".join([*rows[:MAX_LISTED], *more])
+
+
+def _content_key(row: Row) -> bytes:
+    reward_model = row.values.get("reward_model")
+    golds = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    golds = row.values.get("golden_answers") if golds is None else golds
+    told = json.dumps(golds, default=repr, sort_keys=True, ensure_ascii=False)
+    return blake2b(np.asarray(row.prompt_ids, dtype=np.int64).tobytes() + told.encode(), digest_size=16).digest()
 
 
 class StatefulLoader:

@@ -1,0 +1,227 @@
+"""What would stop a run, found before a model is loaded: every problem in one list, each with its fix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from verl.agent_loop.base import RunPlan
+from verl.models.registry import packed_model_class
+from verl.trainer.config import PPOTrainerConfig
+from verl.trainer.model_files import ModelFiles, find_model
+from verl.trainer.resources import Findings, Machine, check_disk, check_machine
+from verl.trainer.setup import (
+    Inputs,
+    environment_class,
+    environment_config,
+    load_inputs,
+    make_environment,
+    make_prompt_format,
+)
+from verl.trainer.sizes import check_batches, check_lengths, check_rows, needs_critic
+from verl.utils.dataset.rl_dataset import listed, render_prompt
+from verl.utils.dataset.row_files import SUFFIXES, read_columns
+from verl.utils.import_path import load_from_file
+from verl.utils.paths import resolve_path
+from verl.utils.tokenizer import template_notes, tokenizer_problems
+
+MODEL_KEY = "MODEL_PATH (actor_rollout_ref.model.path)"
+
+
+def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Inputs:
+    """Tokenizer and data of a run that can start; its first prompt, notes and announcements are printed.
+
+    ``machine`` is this one when not given. Raises ValueError listing every problem.
+    """
+    findings = Findings()
+    policy = _policy(config, findings)
+    _check_critic_model(config, findings)
+    check_lengths(config, policy.context_length if policy else None, findings)
+    check_batches(config, findings)
+    readable = _check_data_files(config, findings)
+    _check_reward(config, findings)
+    _check_resources(config, policy, machine or Machine.here(), findings)
+    inputs = _inputs(config, policy, findings) if policy and readable else None
+    announcements = _check_environment(config, inputs, findings)
+    refuse(findings.problems)
+    assert inputs is not None
+    _show(config, inputs, [*findings.warnings, *announcements])
+    return inputs
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raises ValueError with every problem, one a paragraph; nothing where there is none."""
+    if problems:
+        indented = (problem.replace("\n", "\n    ") for problem in problems)
+        raise ValueError("this run cannot start:\n" + "\n".join(f"  - {problem}" for problem in indented))
+
+
+def _policy(config: PPOTrainerConfig, findings: Findings) -> ModelFiles | None:
+    path = config.actor_rollout_ref.model.path
+    if not path:
+        findings.problem(f"no policy: give {MODEL_KEY}")
+        return None
+    return _model(path, MODEL_KEY, findings)
+
+
+def _check_critic_model(config: PPOTrainerConfig, findings: Findings) -> None:
+    if needs_critic(config) and config.critic.model.path:
+        _model(config.critic.model.path, "critic.model.path", findings)
+
+
+def _model(path: str, key: str, findings: Findings) -> ModelFiles | None:
+    """The checkpoint, when it is here (or on the hub) and of an architecture that can be trained."""
+    try:
+        model = find_model(path, key)
+    except ValueError as error:
+        findings.problem(str(error))
+        return None
+    try:
+        packed_model_class(PretrainedConfig(architectures=model.config.get("architectures")))
+    except ValueError as error:
+        findings.problem(f"{key}: {error}")
+    return model
+
+
+def _check_data_files(config: PPOTrainerConfig, findings: Findings) -> bool:
+    """Whether prompts can be read: the template and every file, which must have the columns for one."""
+    before = len(findings.problems)
+    if not config.data.train_files:
+        findings.problem("no data: give DATA_PATH (data.train_files)")
+    try:
+        prompt_format = make_prompt_format(config)
+    except ValueError as error:
+        findings.problem(str(error))
+        return False
+    for file in (*config.data.train_files, *config.data.val_files):
+        try:
+            wrong = prompt_format.missing_columns(read_columns(resolve_path(file)))
+        except ValueError as error:
+            findings.problem(f"{error}{_what_lies_there(file)}")
+            continue
+        if wrong:
+            findings.problem(f"data file {file!r} {wrong}")
+    return len(findings.problems) == before
+
+
+def _what_lies_there(file: str) -> str:
+    """A fix for a missing file: which data files its folder does hold."""
+    folder = Path(file).parent
+    if Path(file).exists():
+        return ""
+    if not folder.is_dir():
+        return f": there is no directory {str(folder)!r}; check DATA_PATH, or download the data set there"
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
+    return f"; {str(folder)!r} holds {', '.join(found[:5]) or 'no data files'}: check DATA_PATH"
+
+
+def _check_reward(config: PPOTrainerConfig, findings: Findings) -> None:
+    reward = config.custom_reward_function
+    if reward.path is None:
+        return
+    try:
+        load_from_file(reward.path, reward.name)
+    except (ValueError, ImportError, SyntaxError) as error:
+        findings.problem(f"custom_reward_function.path: {error}")
+
+
+def _check_resources(config: PPOTrainerConfig, policy: ModelFiles | None, machine: Machine, findings: Findings) -> None:
+    parameters = None
+    try:
+        parameters = policy.parameters() if policy else None
+    except ValueError as error:
+        findings.problem(f"{MODEL_KEY}: {error}")
+    own = Findings()
+    if not os.environ.get("RAY_ADDRESS"):
+        check_machine(config, machine, parameters, own)
+    check_disk(config, parameters, own)
+    findings.problems += own.problems
+    findings.warnings += own.warnings
+
+
+def _inputs(config: PPOTrainerConfig, policy: ModelFiles, findings: Findings) -> Inputs | None:
+    """Tokenizer and data; None where they cannot be used."""
+    try:
+        inputs = load_inputs(config)
+    except ValueError as error:
+        findings.problem(str(error))
+        return None
+    findings.problems += tokenizer_problems(inputs.tokenizer, policy.vocab_size, inputs.eos_token_ids)
+    findings.warnings += template_notes(inputs.tokenizer, config.data.chat_template)
+    check_rows(config, len(inputs.train_set), findings)
+    _note_rows(inputs, findings)
+    return inputs
+
+
+def _note_rows(inputs: Inputs, findings: Findings) -> None:
+    findings.warnings += inputs.train_set.notes()
+    if inputs.val_set is None:
+        return
+    findings.warnings += inputs.val_set.notes()
+    shared = inputs.train_set.shared_with(inputs.val_set)
+    if shared:
+        count = f"{len(shared)} validation rows are also training rows"
+        findings.warn(f"{count}, so their scores say nothing of unseen questions:\n{listed(shared)}")
+
+
+def run_plan(config: PPOTrainerConfig, validation_rows: int) -> RunPlan:
+    """How much the run will ask of its environment; ``validation_rows`` 0: nothing is validated."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    steps = trainer.total_training_steps
+    between = (steps - 1) // trainer.test_freq if trainer.test_freq else 0
+    return RunPlan(
+        total_steps=steps,
+        trajectories_per_step=config.data.train_batch_size * rollout.n,
+        validation_rows=validation_rows,
+        validation_samples=rollout.val_kwargs.n,
+        validations=(int(trainer.val_before_train) + between + 1) if validation_rows else 0,
+        test_freq=trainer.test_freq,
+    )
+
+
+def _check_environment(config: PPOTrainerConfig, inputs: Inputs | None, findings: Findings) -> list[str]:
+    """Adds the environment's own problems; returns what it announces."""
+    try:
+        environment, section = environment_class(config), environment_config(config)
+        if inputs is not None:
+            make_environment(config, inputs, Path(config.trainer.default_local_dir))
+    except ValueError as error:
+        findings.problem(str(error))
+        return []
+    rows = len(inputs.val_set) if inputs and inputs.val_set else 0
+    plan = run_plan(config, rows)
+    findings.problems += environment.check(section, plan)
+    return environment.announce(section, plan)
+
+
+def _show(config: PPOTrainerConfig, inputs: Inputs, notes: Sequence[str]) -> None:
+    print(describe_first_prompt(config, inputs))
+    for note in notes:
+        print("note: " + note.replace("\n", "\n  "), flush=True)
+
+
+def describe_first_prompt(config: PPOTrainerConfig, inputs: Inputs) -> str:
+    """The first training prompt as the policy will see it, with its ids."""
+    row = inputs.train_set[0]
+    text = render_prompt(inputs.tokenizer, make_prompt_format(config).messages(row.values))
+    return f"the first prompt ({len(row.prompt_ids)} tokens):\n{text}\nits ids: {list(row.prompt_ids)}"
+
+
+def first_prompt(config: PPOTrainerConfig) -> str:
+    """As `describe_first_prompt`; says so where model or data are not here."""
+    model = resolve_path(config.actor_rollout_ref.model.path) if config.actor_rollout_ref.model.path else ""
+    files = [resolve_path(f) for f in config.data.train_files]
+    if not (Path(model) / "config.json").is_file() or not files or not all(Path(f).is_file() for f in files):
+        return "model or data are not on this machine: no prompt to show"
+    return describe_first_prompt(config, load_inputs(config, first_only=True))
+
+
+def dry_problems(config: PPOTrainerConfig) -> list[str]:
+    """Problems of the configuration itself, for which neither files nor resources are looked at."""
+    findings = Findings()
+    check_lengths(config, None, findings)
+    check_batches(config, findings)
+    return findings.problems

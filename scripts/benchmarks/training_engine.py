@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.workers.config import ActorConfig, ModelConfig
 from verl.workers.engine.fsdp import TrainableFSDPEngine
+from verl.workers.engine.logprob import TokenLogProbs
+from verl.workers.engine.loss import PolicyBatchLoss
 from verl.workers.engine.packing import split_by_tokens
 from verl.workers.engine.rows import Row
 
@@ -45,7 +48,9 @@ def ragged_rows(count: int, seed: int) -> list[Row]:
     return rows
 
 
-def engine_runner(engine: TrainableFSDPEngine, config: ActorConfig) -> Callable[[Sequence[Row]], float]:
+def engine_runner(
+    engine: TrainableFSDPEngine[PolicyBatchLoss], config: ActorConfig
+) -> Callable[[Sequence[Row]], float]:
     loss = ActorLoss.of(config)
 
     def run(rows: Sequence[Row]) -> float:
@@ -102,7 +107,8 @@ def tokens_per_second(
 
 def measure(path: str, count: int, rounds: int) -> Target:
     config = ActorConfig(use_kl_loss=False, rollout_is_threshold=None, ppo_max_token_len_per_gpu=TOKENS_PER_MICRO_BATCH)
-    engine = TrainableFSDPEngine(ModelConfig(path=path), config, init_device_mesh("cpu", (1,)), 1.0, Path(path))
+    log_probs = partial(TokenLogProbs, temperature=1.0)
+    engine = TrainableFSDPEngine(ModelConfig(path=path), config, init_device_mesh("cpu", (1,)), log_probs, Path(path))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).train()
     runners = {"engine": engine_runner(engine, config), "padded loop": padded_runner(model)}
     speeds = tokens_per_second(runners, count, rounds)

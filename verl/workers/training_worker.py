@@ -1,28 +1,33 @@
-"""One process per rank that trains the actor and scores with actor and reference."""
+"""One process per rank that trains actor and critic and scores with them and the reference."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from ray.actor import ActorHandle
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.base.dispatch import collect_rank_zero
-from verl.workers.config import ActorConfig, ModelConfig, RefConfig, RolloutConfig
-from verl.workers.engine.fsdp import FSDPEngine, TokenScores, TrainableFSDPEngine
+from verl.utils.paths import resolve_path
+from verl.workers.config import ActorConfig, CriticConfig, ModelConfig, RefConfig, RolloutConfig
+from verl.workers.engine.fsdp import FSDPEngine, TrainableFSDPEngine
 from verl.workers.engine.hf_export import save_hf_checkpoint
-from verl.workers.engine.loss import BatchLoss
+from verl.workers.engine.logprob import TokenLogProbs
+from verl.workers.engine.loss import PolicyBatchLoss, ValueBatchLoss
 from verl.workers.engine.optimizer import learning_rate
 from verl.workers.engine.rows import pad_scores, rows_from_batch
+from verl.workers.engine.scorer import LossT
 from verl.workers.engine.sharding import DTYPES
+from verl.workers.engine.value import TokenValues
 from verl.workers.rollout.engine import NamedTensor
 from verl.workers.rollout.weight_sync import send_weights
 
@@ -35,9 +40,9 @@ UPDATE_DISPATCH: dict[str, Callable] = {**SCORE_DISPATCH, "collect_fn": collect_
 class TrainingWorkerConfig:
     """Everything a training worker is made from.
 
-    ``model_path`` is where the checkpoint lies on every node. ``loss`` is the actor's. ``device`` is
-    ``cpu`` or ``cuda``; ``num_threads`` 0 leaves torch's choice. Batches whose update was skipped are
-    written below ``run_dir``.
+    ``model_path`` is where the checkpoint lies on every node. ``loss`` is the actor's. ``critic`` and
+    ``critic_loss`` are given together; without them there is no critic. ``device`` is ``cpu`` or ``cuda``;
+    ``num_threads`` 0 leaves torch's choice. Batches whose update was skipped are written below ``run_dir``.
     """
 
     model_path: str
@@ -45,15 +50,30 @@ class TrainingWorkerConfig:
     actor: ActorConfig
     ref: RefConfig
     rollout: RolloutConfig
-    loss: BatchLoss
+    loss: PolicyBatchLoss
     total_training_steps: int
     num_threads: int
     device: str
     run_dir: str
+    needs_reference: bool = True
+    critic: CriticConfig | None = None
+    critic_loss: ValueBatchLoss | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.critic is None) == (self.critic_loss is None)
+
+
+def critic_model(config: TrainingWorkerConfig) -> ModelConfig:
+    """The critic's model section, with a path on this node: the policy's as a whole where it names no model."""
+    assert config.critic is not None
+    model = config.critic.model
+    if not model.path:
+        return replace(config.model, path=config.model_path)
+    return replace(model, path=resolve_path(model.path))
 
 
 class TrainingWorker(Worker):
-    """Actor and, with a KL loss, frozen reference on one rank of an FSDP mesh.
+    """Actor and, where asked for, frozen reference and critic on one rank of an FSDP mesh.
 
     All methods are collective: they are called on every rank of the group. Batches are those of the
     trainer (see :func:`rows_from_batch`); ranks may get different numbers of rows, or none.
@@ -72,13 +92,21 @@ class TrainingWorker(Worker):
             torch.set_num_threads(config.num_threads)
         self._join_process_group()
         mesh = init_device_mesh(config.device, (self.world_size,), mesh_dim_names=("fsdp",))
-        model, temperature = replace(config.model, path=config.model_path), config.rollout.temperature
-        self.actor = TrainableFSDPEngine(model, config.actor, mesh, temperature, Path(config.run_dir) / "nonfinite")
-        self.reference: FSDPEngine | None = None
-        if config.actor.use_kl_loss:
-            max_tokens = config.ref.log_prob_max_token_len_per_gpu
-            self.reference = FSDPEngine(model, config.actor.fsdp_config, mesh, temperature, max_tokens)
+        self._build_engines(mesh, Path(config.run_dir) / "nonfinite")
         self._register_dispatch_collect_info(MESH, dp_rank=self.rank, is_collect=True)
+
+    def _build_engines(self, mesh: DeviceMesh, dumps: Path) -> None:
+        config = self.config
+        model = replace(config.model, path=config.model_path)
+        log_probs = partial(TokenLogProbs, temperature=config.rollout.temperature)
+        self.actor = TrainableFSDPEngine(model, config.actor, mesh, log_probs, dumps / "actor")
+        self.reference: FSDPEngine[PolicyBatchLoss] | None = None
+        if config.needs_reference:
+            max_tokens = config.ref.log_prob_max_token_len_per_gpu
+            self.reference = FSDPEngine(model, config.actor.fsdp_config, mesh, log_probs, max_tokens)
+        self.critic: TrainableFSDPEngine[ValueBatchLoss] | None = None
+        if config.critic is not None:
+            self.critic = TrainableFSDPEngine(critic_model(config), config.critic, mesh, TokenValues, dumps / "critic")
 
     def _join_process_group(self) -> None:
         address, port = self.get_master_addr_port()
@@ -94,24 +122,26 @@ class TrainingWorker(Worker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """``ref_log_prob`` (B, R) float32. Raises ValueError if the worker has no reference."""
         if self.reference is None:
-            raise ValueError("there is no reference model: actor.use_kl_loss is false")
+            raise ValueError("there is no reference model: the worker was configured without one (needs_reference)")
         begin = time.perf_counter()
-        log_probs, _ = self._score(self.reference, data)
+        log_probs, _ = _score(self.reference, data)
         return DataProto.from_dict({"ref_log_prob": log_probs}, meta_info=_timed("reference", begin))
 
     @register(dispatch_mode=SCORE_DISPATCH)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """The actor's ``old_log_probs`` and ``entropys``, each (B, R) float32, at the sampling temperature."""
         begin = time.perf_counter()
-        log_probs, entropys = self._score(self.actor, data)
+        log_probs, entropys = _score(self.actor, data)
         scores = {"old_log_probs": log_probs, "entropys": entropys}
         return DataProto.from_dict(scores, meta_info=_timed("old_log_prob", begin))
 
-    def _score(self, engine: FSDPEngine, data: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = _tensors(data)
-        scores: Sequence[TokenScores] = engine.forward_log_probs(rows_from_batch(tensors))
-        width = tensors["responses"].shape[1]
-        return pad_scores([s.log_probs for s in scores], width), pad_scores([s.entropys for s in scores], width)
+    @register(dispatch_mode=SCORE_DISPATCH)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """The critic's ``values`` (B, R) float32, 0 on untrained tokens. Raises ValueError without a critic."""
+        begin = time.perf_counter()
+        critic, _ = self._trained_critic()
+        (values,) = _score(critic, data)
+        return DataProto.from_dict({"values": values}, meta_info=_timed("values", begin))
 
     @register(dispatch_mode=UPDATE_DISPATCH)
     def update_actor(self, data: DataProto) -> DataProto:
@@ -132,8 +162,29 @@ class TrainingWorker(Worker):
         self._last_step = step
         rate = learning_rate(self.config.actor.optim, step, self.config.total_training_steps)
         metrics = self.actor.train_batch(rows_from_batch(tensors, fields), self.config.loss, rate)
-        named = {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
-        return DataProto(meta_info={"metrics": named | _timed("update_actor", begin)["metrics"]})
+        return _updated("actor", metrics, begin)
+
+    @register(dispatch_mode=UPDATE_DISPATCH)
+    def update_critic(self, data: DataProto) -> DataProto:
+        """One optimizer step of the critic on the rows of all ranks.
+
+        ``meta_info["global_steps"]`` is that of :meth:`update_actor`. The batch carries what the critic's
+        loss reads; several updates in a step all use the ``values`` it was collected with. Raises
+        ValueError without a critic.
+
+        Returns ``meta_info["metrics"]``: the loss's metrics and ``critic/loss``, ``critic/grad_norm``,
+        ``critic/lr``, ``critic/tokens``, ``critic/nonfinite_updates``, over all ranks.
+        """
+        begin = time.perf_counter()
+        critic, loss = self._trained_critic()
+        rate = learning_rate(critic.config.optim, self._training_step(data), self.config.total_training_steps)
+        metrics = critic.train_batch(rows_from_batch(_tensors(data), loss.fields), loss, rate)
+        return _updated("critic", metrics, begin)
+
+    def _trained_critic(self) -> tuple[TrainableFSDPEngine[ValueBatchLoss], ValueBatchLoss]:
+        if self.critic is None or self.config.critic_loss is None:
+            raise ValueError("there is no critic: the worker was configured without one")
+        return self.critic, self.config.critic_loss
 
     def _training_step(self, data: DataProto) -> int:
         if "global_steps" not in data.meta_info:
@@ -169,6 +220,20 @@ class TrainingWorker(Worker):
 def _timed(name: str, begin: float) -> dict[str, dict[str, float]]:
     """meta_info with the seconds this worker computed: less than its caller waited, by dispatch and transfer."""
     return {"metrics": {f"perf/{name}_seconds": time.perf_counter() - begin}}
+
+
+def _updated(model: str, metrics: Mapping[str, float], begin: float) -> DataProto:
+    """An update's metrics, those without a section in the section of its ``model``."""
+    named = {name if "/" in name else f"{model}/{name}": value for name, value in metrics.items()}
+    return DataProto(meta_info={"metrics": named | _timed(f"update_{model}", begin)["metrics"]})
+
+
+def _score(engine: FSDPEngine[LossT], data: DataProto) -> list[torch.Tensor]:
+    """The engine's scores per token, each (B, R)."""
+    tensors = _tensors(data)
+    rows = engine.score(rows_from_batch(tensors))
+    width = tensors["responses"].shape[1]
+    return [pad_scores([row[k] for row in rows], width) for k in range(engine.scorer.scores_per_token)]
 
 
 def _tensors(data: DataProto) -> dict[str, torch.Tensor]:

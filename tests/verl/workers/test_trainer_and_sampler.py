@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ from transformers import PreTrainedTokenizerFast
 from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.workers.config import ActorConfig, ModelConfig
 from verl.workers.engine.fsdp import TrainableFSDPEngine
+from verl.workers.engine.logprob import TokenLogProbs
+from verl.workers.engine.loss import PolicyBatchLoss
 from verl.workers.engine.rows import Row
 from verl.workers.rollout.engine import Generation, GenerationRequest, SamplingParams
 from verl.workers.rollout.torch_engine import TorchEngine
 from verl.workers.rollout.weight_sync import buckets
 
 TEMPERATURE = 0.8
+LOG_PROBS = partial(TokenLogProbs, temperature=TEMPERATURE)
 CONFIG = ActorConfig(use_kl_loss=False)
 
 
 async def sync_and_generate(
-    engine: TorchEngine, trainer: TrainableFSDPEngine, prompts: list[list[int]]
+    engine: TorchEngine, trainer: TrainableFSDPEngine[PolicyBatchLoss], prompts: list[list[int]]
 ) -> list[Generation]:
     await engine.begin_weights(1)
     for bucket in buckets(trainer.full_tensors(), 4000):
@@ -38,7 +42,9 @@ async def sync_and_generate(
 
 def sample_after_update(mesh: DeviceMesh, path: str, rows: list[Row]) -> list[tuple[tuple[float, ...], list[float]]]:
     """Sampler's and trainer's log-probabilities of each generation."""
-    trainer = TrainableFSDPEngine(ModelConfig(path=path), CONFIG, mesh, TEMPERATURE, Path())
+    trainer = TrainableFSDPEngine(
+        ModelConfig(path=path), CONFIG, mesh, partial(TokenLogProbs, temperature=TEMPERATURE), Path()
+    )
     vocabulary = {f"w{i}": i for i in range(61)}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="w0")))
     engine = TorchEngine(path, tokenizer, max_num_seqs=4, max_model_len=64)
@@ -49,9 +55,9 @@ def sample_after_update(mesh: DeviceMesh, path: str, rows: list[Row]) -> list[tu
         Row(torch.tensor([*ids, *g.token_ids]), torch.ones(len(g.token_ids)).bool())
         for ids, g in zip(prompts, generations, strict=True)
     ]
-    scores = trainer.forward_log_probs(sampled)
+    scores = trainer.score(sampled)
     assert {g.weights_versions for g in generations} == {((1, 12),)}
-    return [(g.log_probs, score.log_probs.tolist()) for g, score in zip(generations, scores, strict=True)]
+    return [(g.log_probs, score[0].tolist()) for g, score in zip(generations, scores, strict=True)]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3"])

@@ -9,11 +9,8 @@ from transformers import PreTrainedModel
 from verl.models.hf.attention import FLASH_ATTENTION
 
 
-class PackedCausalLM(nn.Module):
-    """A causal language model that reads packed rows.
-
-    Parameter names below ``hf_model`` are the Hugging Face names of the checkpoint.
-    """
+class PackedBackbone(nn.Module):
+    """A decoder that reads packed rows: embedding, layers and last norm."""
 
     def __init__(self, hf_model: PreTrainedModel) -> None:
         super().__init__()
@@ -27,9 +24,13 @@ class PackedCausalLM(nn.Module):
         return layers
 
     @property
-    def head_weight(self) -> torch.Tensor:
-        """(vocabulary, hidden): the output projection, the embedding itself where they are tied."""
-        return self.hf_model.get_output_embeddings().weight
+    def hidden_size(self) -> int:
+        embedding = self.hf_model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        return embedding.embedding_dim
+
+    def tie(self) -> None:
+        """Restores shared parameters after ``to_empty``, which separates them: a backbone has none."""
 
     def forward(
         self,
@@ -59,3 +60,25 @@ class PackedCausalLM(nn.Module):
             input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, **attention
         )
         return output.last_hidden_state[0]
+
+
+class PackedCausalLM(PackedBackbone):
+    """A backbone with its output projection to the vocabulary.
+
+    Parameter names below ``hf_model`` are the Hugging Face names of the checkpoint.
+    """
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """(vocabulary, hidden): the output projection, the embedding itself where they are tied."""
+        return self.hf_model.get_output_embeddings().weight
+
+    def tie(self) -> None:
+        if self.hf_model.config.tie_word_embeddings:
+            self.hf_model.get_output_embeddings().weight = self.hf_model.get_input_embeddings().weight
+
+    def backbone(self) -> PackedBackbone:
+        """The same modules without the output projection, which nothing of the result refers to."""
+        model = self.hf_model.base_model
+        assert isinstance(model, PreTrainedModel)
+        return PackedBackbone(model)

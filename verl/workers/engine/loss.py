@@ -50,12 +50,16 @@ class LossOutput:
 
 
 class BatchLoss(Protocol):
-    """A loss over one micro-batch. It is handed to workers by value, so it can be pickled."""
+    """What every loss over one micro-batch has. It is handed to workers by value, so it can be pickled."""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Keys of the batch it reads."""
         ...
+
+
+class PolicyBatchLoss(BatchLoss, Protocol):
+    """A loss over what a policy says of its trained tokens."""
 
     @property
     def entropy_needs_grad(self) -> bool: ...
@@ -64,6 +68,14 @@ class BatchLoss(Protocol):
         self, log_probs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch, totals: BatchTotals
     ) -> LossOutput:
         """``log_probs`` and ``entropy`` are (n, r) float32, 0 where ``batch.response_mask`` is 0."""
+        ...
+
+
+class ValueBatchLoss(BatchLoss, Protocol):
+    """A loss over the values that a critic predicts for the trained tokens."""
+
+    def __call__(self, values: torch.Tensor, batch: MicroBatch, totals: BatchTotals) -> LossOutput:
+        """``values`` are (n, r) float32, 0 where ``batch.response_mask`` is 0."""
         ...
 
 

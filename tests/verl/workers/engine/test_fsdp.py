@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from verl.trainer.ppo.actor_loss import ActorLoss
 from verl.workers.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine.fsdp import FSDPEngine, TrainableFSDPEngine
 from verl.workers.engine.guard import NonFiniteTrainingError
+from verl.workers.engine.logprob import TokenLogProbs
+from verl.workers.engine.loss import PolicyBatchLoss
 from verl.workers.engine.rows import Row
 
 TEMPERATURE = 0.7
+LOG_PROBS = partial(TokenLogProbs, temperature=TEMPERATURE)
 CONFIG = ActorConfig(
     kl_loss_coef=0.3,
     entropy_coeff=0.05,
@@ -31,9 +35,9 @@ CONFIG = ActorConfig(
 )
 
 
-def build(mesh: DeviceMesh, path: str, config: ActorConfig, dumps: str = "") -> TrainableFSDPEngine:
+def build(mesh: DeviceMesh, path: str, config: ActorConfig, dumps: str = "") -> TrainableFSDPEngine[PolicyBatchLoss]:
     model = ModelConfig(path=path, enable_gradient_checkpointing=config.entropy_coeff == 0)
-    return TrainableFSDPEngine(model, config, mesh, TEMPERATURE, Path(dumps))
+    return TrainableFSDPEngine(model, config, mesh, LOG_PROBS, Path(dumps))
 
 
 def gradient(
@@ -41,7 +45,7 @@ def gradient(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     engine = build(mesh, path, config)
     metrics = engine.backward(rows, ActorLoss.of(config))
-    named = engine.scorer.model.hf_model.named_parameters()
+    named = engine.scorer.backbone.hf_model.named_parameters()
     return metrics, {name: parameter.grad.full_tensor() for name, parameter in named}
 
 
@@ -267,8 +271,8 @@ def poisoned(row: Row) -> Row:
 
 
 def frozen_scores(mesh: DeviceMesh, path: str, rows: list[Row]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    engine = FSDPEngine(ModelConfig(path=path), FSDPConfig(), mesh, TEMPERATURE, max_tokens=40)
-    return [(score.log_probs, score.entropys) for score in engine.forward_log_probs(rows)]
+    engine = FSDPEngine(ModelConfig(path=path), FSDPConfig(), mesh, LOG_PROBS, max_tokens=40)
+    return [(score[0], score[1]) for score in engine.score(rows)]
 
 
 def scores_in_two_types(mesh: DeviceMesh, path: str, rows: list[Row], fsdp: FSDPConfig) -> tuple[Any, Any, torch.dtype]:
@@ -276,17 +280,17 @@ def scores_in_two_types(mesh: DeviceMesh, path: str, rows: list[Row], fsdp: FSDP
     coarse = build(mesh, path, replace(CONFIG, fsdp_config=fsdp))
     coarse.train_batch(rows, ActorLoss.of(CONFIG), 0.0)
     masters = {tensor.dtype for _, tensor in coarse.full_tensors()}
-    scores = [[s.log_probs for s in engine.forward_log_probs(rows)] for engine in (exact, coarse)]
+    scores = [[s[0] for s in engine.score(rows)] for engine in (exact, coarse)]
     assert len(masters) == 1
     return scores[0], scores[1], masters.pop()
 
 
 def first_kl(mesh: DeviceMesh, path: str, config: ActorConfig, rows: list[Row]) -> float:
     reference = FSDPEngine(
-        ModelConfig(path=path), config.fsdp_config, mesh, TEMPERATURE, config.ppo_max_token_len_per_gpu
+        ModelConfig(path=path), config.fsdp_config, mesh, LOG_PROBS, config.ppo_max_token_len_per_gpu
     )
-    scores = zip(rows, reference.forward_log_probs(rows), strict=True)
-    scored = [replace(row, fields={**row.fields, "ref_log_prob": score.log_probs}) for row, score in scores]
+    scores = zip(rows, reference.score(rows), strict=True)
+    scored = [replace(row, fields={**row.fields, "ref_log_prob": score[0]}) for row, score in scores]
     return build(mesh, path, config).train_batch(scored, ActorLoss.of(config), 0.0)["actor/kl_loss"]
 
 
@@ -294,24 +298,22 @@ def distances_from_reference(
     mesh: DeviceMesh, path: str, reference_path: str, config: ActorConfig, rows: list[Row]
 ) -> list[float]:
     """Mean squared difference of log-probabilities before, between and after two updates."""
-    reference = FSDPEngine(ModelConfig(path=reference_path), FSDPConfig(), mesh, TEMPERATURE, 1000)
+    reference = FSDPEngine(ModelConfig(path=reference_path), FSDPConfig(), mesh, LOG_PROBS, 1000)
     scored = [
-        replace(row, fields={**row.fields, "ref_log_prob": score.log_probs})
-        for row, score in zip(rows, reference.forward_log_probs(rows), strict=True)
+        replace(row, fields={**row.fields, "ref_log_prob": score[0]})
+        for row, score in zip(rows, reference.score(rows), strict=True)
     ]
     engine = build(mesh, path, config)
     distances = []
     for _ in range(3):
-        scores = zip(scored, engine.forward_log_probs(scored), strict=True)
-        distances.append(
-            float(torch.cat([row.fields["ref_log_prob"] - s.log_probs for row, s in scores]).square().mean())
-        )
+        scores = zip(scored, engine.score(scored), strict=True)
+        distances.append(float(torch.cat([row.fields["ref_log_prob"] - s[0] for row, s in scores]).square().mean()))
         engine.train_batch(scored, ActorLoss.of(config), 1e-3)
     return distances
 
 
 def log_prob_around_update(mesh: DeviceMesh, path: str, config: ActorConfig, row: Row) -> tuple[float, float]:
     engine = build(mesh, path, config)
-    before = engine.forward_log_probs([row])[0].log_probs.sum()
+    before = engine.score([row])[0][0].sum()
     engine.train_batch([row], ActorLoss.of(config), 1e-4)
-    return float(before), float(engine.forward_log_probs([row])[0].log_probs.sum())
+    return float(before), float(engine.score([row])[0][0].sum())

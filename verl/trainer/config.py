@@ -116,6 +116,10 @@ class AlgorithmConfig(ReadableAsMapping):
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     status_policy: StatusPolicyConfig = field(default_factory=StatusPolicyConfig)
 
+    @property
+    def needs_critic(self) -> bool:
+        return self.adv_estimator == "gae"
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig(ReadableAsMapping):
@@ -129,7 +133,7 @@ class TrainerConfig(ReadableAsMapping):
     """``n_gpus_per_node`` 0 trains on CPU with ``nproc_per_node`` ranks a node. A frequency of 0 is never.
 
     ``critic_warmup`` steps update the critic alone. ``val_every_mode`` false runs only the first validation
-    mode between the first and the last validation. ``save_last`` and ``save_best`` keep the policy's last
+    mode between the first and the last validation. ``val_only`` validates once and trains nothing. ``save_last`` and ``save_best`` keep the policy's last
     weights (also when a run fails) and those of the best validation; ``save_freq`` refreshes the last.
     """
 
@@ -141,6 +145,7 @@ class TrainerConfig(ReadableAsMapping):
     critic_warmup: NonNegativeInt = 0
     val_before_train: bool = True
     val_every_mode: bool = True
+    val_only: bool = False
     test_freq: NonNegativeInt = 0
     seed: int = 0
     project_name: str = "zerosearch"
@@ -170,3 +175,7 @@ class PPOTrainerConfig(ReadableAsMapping):
     retriever: dict[str, Any] = field(default_factory=dict)
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward

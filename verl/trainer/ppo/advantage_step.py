@@ -8,18 +8,10 @@ from typing import Any
 
 from verl.agent_loop.trajectory import Trajectory
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig, PPOTrainerConfig
-from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn, get_kl_controller
+from verl.trainer.config import AlgorithmConfig
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_kl_controller
 from verl.trainer.ppo.kl_reward import apply_kl_penalty
 from verl.trainer.ppo.registry import AdvantageFn
-
-
-def needs_critic(config: AlgorithmConfig) -> bool:
-    return config.adv_estimator == AdvantageEstimator.GAE
-
-
-def needs_reference(config: PPOTrainerConfig) -> bool:
-    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
 
 
 class AdvantageStep:

@@ -12,7 +12,7 @@ from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import BEGIN, END
 from verl.protocol import DataProto
 from verl.trainer.config import ActorConfig, CriticConfig
-from verl.trainer.ppo.advantage_step import AdvantageStep, needs_critic, needs_reference
+from verl.trainer.ppo.advantage_step import AdvantageStep
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
     compute_group_metrics,
@@ -73,8 +73,10 @@ class RayPPOTrainer:
     def _fit(self) -> None:
         trainer = self._config.trainer
         self._step_began = time.perf_counter()
-        if trainer.val_before_train:
+        if trainer.val_before_train or trainer.val_only:
             self._validate(0)
+        if trainer.val_only:
+            return
         for step in range(1, trainer.total_training_steps + 1):
             self._train_step(step)
             if step == trainer.total_training_steps or (trainer.test_freq and step % trainer.test_freq == 0):
@@ -93,7 +95,7 @@ class RayPPOTrainer:
         batch, metrics = self._add_scores(batch)
         with self._timer.phase("advantage"):
             metrics |= self._advantages.run(batch, valid)
-        metrics |= compute_data_metrics(batch, use_critic=needs_critic(self._config.algorithm))
+        metrics |= compute_data_metrics(batch, use_critic=self._config.algorithm.needs_critic)
         metrics |= self._update(batch, step)
         self.steps_done = step
         with self._timer.phase("log"):
@@ -126,10 +128,10 @@ class RayPPOTrainer:
         if self._needs_old_log_probs:
             with self._timer.phase("old_log_prob"):
                 batch, metrics = _merged(batch, group.compute_log_prob(batch), metrics)
-        if needs_reference(self._config):
+        if self._config.needs_reference:
             with self._timer.phase("reference"):
                 batch, metrics = _merged(batch, group.compute_ref_log_prob(batch), metrics)
-        if needs_critic(self._config.algorithm):
+        if self._config.algorithm.needs_critic:
             with self._timer.phase("values"):
                 batch, metrics = _merged(batch, group.compute_values(batch), metrics)
         return batch, metrics
@@ -145,10 +147,10 @@ class RayPPOTrainer:
         """Critic, then, after its warm-up, the actor, whose new weights go to the rollout engines."""
         metrics: dict[str, float] = {}
         group, config = self._parts.actor_group, self._config
-        if needs_critic(config.algorithm):
+        if config.algorithm.needs_critic:
             with self._timer.phase("update_critic"):
                 metrics |= self._updates(group.update_critic, batch, config.critic, step)
-        if not needs_critic(config.algorithm) or step > config.trainer.critic_warmup:
+        if not config.algorithm.needs_critic or step > config.trainer.critic_warmup:
             with self._timer.phase("update_actor"):
                 metrics |= self._updates(group.update_actor, batch, config.actor_rollout_ref.actor, step)
             with self._timer.phase("sync_weights"):

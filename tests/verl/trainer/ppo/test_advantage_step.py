@@ -17,7 +17,7 @@ from verl.trainer.config import (
     PPOTrainerConfig,
     StatusPolicyConfig,
 )
-from verl.trainer.ppo.advantage_step import AdvantageStep, accepted, needs_critic, needs_reference
+from verl.trainer.ppo.advantage_step import AdvantageStep, accepted
 from verl.trainer.ppo.rollout_batch import to_data_proto
 
 ANSWERED, TRUNCATED = TrajectoryStatus.ANSWERED, TrajectoryStatus.TRUNCATED
@@ -113,8 +113,7 @@ def test_unknown_estimator_is_refused() -> None:
 
 def test_what_a_run_needs() -> None:
     without = ActorRolloutRefConfig(actor=ActorConfig(use_kl_loss=False))
-    assert [needs_critic(AlgorithmConfig(adv_estimator=name)) for name in ("gae", "grpo", "reinforce")] == [1, 0, 0]
-    assert needs_reference(PPOTrainerConfig())
-    assert not needs_reference(PPOTrainerConfig(actor_rollout_ref=without))
-    rewarded = AlgorithmConfig(use_kl_in_reward=True)
-    assert needs_reference(PPOTrainerConfig(actor_rollout_ref=without, algorithm=rewarded))
+    assert [AlgorithmConfig(adv_estimator=name).needs_critic for name in ("gae", "grpo", "reinforce")] == [1, 0, 0]
+    assert PPOTrainerConfig().needs_reference
+    assert not PPOTrainerConfig(actor_rollout_ref=without).needs_reference
+    assert PPOTrainerConfig(actor_rollout_ref=without, algorithm=AlgorithmConfig(use_kl_in_reward=True)).needs_reference

@@ -133,8 +133,9 @@ class TrainerConfig(ReadableAsMapping):
     """``n_gpus_per_node`` 0 trains on CPU with ``nproc_per_node`` ranks a node. A frequency of 0 is never.
 
     ``critic_warmup`` steps update the critic alone. ``val_every_mode`` false runs only the first validation
-    mode between the first and the last validation. ``val_only`` validates once and trains nothing. ``save_last`` and ``save_best`` keep the policy's last
-    weights (also when a run fails) and those of the best validation; ``save_freq`` refreshes the last.
+    mode between the first and the last validation. ``val_only`` validates once and trains nothing.
+    ``save_last`` and ``save_best`` keep the policy's last weights (also when a run fails) and those of the
+    best validation; ``save_freq`` refreshes the last.
     """
 
     n_gpus_per_node: NonNegativeInt = 0

@@ -21,6 +21,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.trainer.compose import Composed
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.ppo.actor_loss import ActorLoss
+from verl.trainer.ppo.critic_loss import CriticLoss
 from verl.trainer.ppo.parts import TrainerParts
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.weight_keeper import BEST, LAST
@@ -201,6 +202,9 @@ class TrainingRun:
             num_threads=config.trainer.num_threads,
             device=device_name(config),
             run_dir=str(self._directory.path),
+            needs_reference=config.needs_reference,
+            critic=config.critic if config.algorithm.needs_critic else None,
+            critic_loss=CriticLoss.of(config.critic) if config.algorithm.needs_critic else None,
         )
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), worker_config))
         self._stack.callback(group.shutdown)

@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl.trainer.compose import compose_config
 from verl.trainer.main_ppo import main as train
+from verl.utils.dataset.row_files import SUFFIXES
+from zerosearch.run_name import experiment_name
+from zerosearch.simulation.pool import parse_addresses
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ def _number(kind: type[int] | type[float], low: float, high: float = float("inf"
             raise ValueError(f"{value!r} is not {'an integer' if kind is int else 'a number'}") from None
         if not low <= number <= high:
             raise ValueError(f"{value} is out of range: {low} to {high}")
-        return value
+        return str(number)
 
     return parse
 
@@ -54,38 +58,59 @@ def _quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
+def _given(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+def _addresses(value: str) -> str:
+    parse_addresses(value)
+    return value
+
+
 def _data_files(value: str) -> list[str]:
-    """A directory with train.parquet and test.parquet, one file, or a comma-separated list of files."""
-    path = Path(value)
-    if path.is_dir() or not value.endswith(".parquet"):
-        train_file, test_file = path / "train.parquet", path / "test.parquet"
-        overrides = [f"data.train_files=[{_quoted(str(train_file))}]"]
-        known_missing = path.is_dir() and not test_file.is_file()
-        return overrides + ([] if known_missing else [f"data.val_files=[{_quoted(str(test_file))}]"])
-    return [f"data.train_files=[{','.join(_quoted(part.strip()) for part in value.split(','))}]"]
+    """A directory with train.parquet and test.parquet, a file, or a comma-separated list of either."""
+    train_files: list[str] = []
+    val_files: list[str] = []
+    for part in map(str.strip, _given(value).removeprefix("[").removesuffix("]").split(",")):
+        if Path(part).suffix in SUFFIXES and not Path(part).is_dir():
+            train_files.append(_given(part))
+            continue
+        train_files.append(str(Path(_given(part)) / "train.parquet"))
+        test_file = Path(part) / "test.parquet"
+        if test_file.is_file() or not Path(part).is_dir():
+            val_files.append(str(test_file))
+    overrides = [f"data.train_files=[{','.join(map(_quoted, train_files))}]"]
+    return overrides + ([f"data.val_files=[{','.join(map(_quoted, val_files))}]"] if val_files else [])
 
 
-def _no_real_engine(value: str) -> list[str]:
-    if value != "none":
-        raise ValueError(f"{value!r}: validation runs on simulated search, give none")
-    return []
-
+SEARCH_MODES = ("simulate_prompt", "simulate_sft", "google", "wiki")
+DEFAULT_IP = "localhost"
 
 ARGUMENTS: dict[str, Argument] = {
     "NUM_GPUS_PER_NODE": Argument(
         "GPUs on each node; 0 trains on CPU", "0", _to("trainer.n_gpus_per_node", _number(int, 0))
     ),
     "NNODES": Argument("nodes", "1", _to("trainer.nnodes", _number(int, 1))),
-    "MODEL_PATH": Argument("the policy: a checkpoint directory or hub name", "", _to("actor_rollout_ref.model.path")),
-    "DATA_PATH": Argument("directory with train.parquet and test.parquet, a file, or a list a,b", "", _data_files),
+    "MODEL_PATH": Argument(
+        "the policy: a checkpoint directory, or ORG/NAME on the hub", "", _to("actor_rollout_ref.model.path", _given)
+    ),
+    "DATA_PATH": Argument(
+        "directory with train.parquet and test.parquet, a file (.parquet, .jsonl), or a list a,b", "", _data_files
+    ),
     "TOTAL_STEPS": Argument(
         "rollouts, each followed by its update", "200", _to("trainer.total_training_steps", _number(int, 1))
     ),
-    "IP": Argument("simulation server(s): host, host:port or URL, comma-separated", "localhost", _to("retriever.ip")),
+    "IP": Argument(
+        "search server(s): host, host:port or URL, comma-separated",
+        DEFAULT_IP,
+        _to("retriever.ip", _addresses),
+    ),
     "SEARCH_MODE": Argument(
-        "simulate_prompt or simulate_sft",
+        "what the policy searches in training: simulate_sft, simulate_prompt; google, wiki (real search)",
         "simulate_sft",
-        _to("retriever.search_mode", _choice("simulate_prompt", "simulate_sft")),
+        _to("retriever.search_mode", _choice(*SEARCH_MODES)),
     ),
     "SIMULATION_LLM": Argument(
         "model the server must serve (empty: ask it); without IP a local checkpoint, served here",
@@ -98,7 +123,11 @@ ARGUMENTS: dict[str, Argument] = {
     "END_THRESHOLD": Argument(
         "noise probability at the last step", "0.5", _to("retriever.end_threshold", _number(float, 0, 1))
     ),
-    "SEARCH_ENGINE": Argument("search engine of the validation; none is the simulated one", "none", _no_real_engine),
+    "SEARCH_ENGINE": Argument(
+        "search engine of the validation: google, wiki; none is that of the training",
+        "none",
+        _to("retriever.search_engine", _choice("google", "wiki", "none")),
+    ),
     "MAX_TURNS": Argument("searches per trajectory", "5", _to("retriever.max_turns", _number(int, 1))),
     "TOPK": Argument("documents per search", "5", _to("retriever.topk", _number(int, 1))),
 }
@@ -124,7 +153,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         if word.startswith("-"):
             flags.append(_flag(word))
         elif "=" in word or word.startswith(("+", "~")):
-            overrides.append(word)
+            overrides.append(_override(word))
         else:
             pairs[_key(word, pairs)] = _value(word, waiting)
     return CommandLine(pairs, tuple(overrides), tuple(flags))
@@ -132,16 +161,35 @@ def parse(arguments: Sequence[str]) -> CommandLine:
 
 def _flag(word: str) -> str:
     if word not in ("--help", "-h", "--dry-run"):
-        raise ValueError(f"unknown option {word}; known: --help, --dry-run")
+        raise ValueError(f"unknown option {word}{_nearest_key(word)}; options: --help, --dry-run")
+    return word
+
+
+def _override(word: str) -> str:
+    key, _, value = word.partition("=")
+    if _as_key(key) in ARGUMENTS:
+        raise ValueError(f"{word}: write {_as_key(key)} {value or 'VALUE'}, without an equals sign")
     return word
 
 
 def _key(word: str, given: dict[str, str]) -> str:
     if word not in ARGUMENTS:
-        raise ValueError(f"unknown key {word!r}{_nearest(word.upper(), list(ARGUMENTS))}; keys: {', '.join(ARGUMENTS)}")
+        dotted = f" (an override is written {word}=VALUE)" if "." in word else ""
+        raise ValueError(f"unknown key {word!r}{_nearest_key(word) or dotted}; keys: {', '.join(ARGUMENTS)}")
     if word in given:
         raise ValueError(f"{word} is given twice")
     return word
+
+
+def _as_key(word: str) -> str:
+    return word.lstrip("-+~").upper().replace("-", "_")
+
+
+def _nearest_key(word: str) -> str:
+    """The key most like ``word`` however it is written, else one that contains it."""
+    wanted = _as_key(word)
+    parts = [key for key in ARGUMENTS if wanted and wanted in key]
+    return _nearest(wanted, list(ARGUMENTS)) or (f" (did you mean {parts[0]}?)" if parts else "")
 
 
 def _value(key: str, waiting: list[str]) -> str:
@@ -161,12 +209,19 @@ def _nearest(word: str, choices: Sequence[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+def is_quickstart(line: CommandLine) -> bool:
+    """Whether the command line leaves model and data to the embedded world."""
+    own = ("actor_rollout_ref.model.path", "data.train_files", "preset")
+    named = {override.lstrip("+").partition("=")[0] for override in line.overrides}
+    return not {"MODEL_PATH", "DATA_PATH"} & set(line.pairs) and not named & set(own)
+
+
 def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
     """The command line as overrides: preset, algorithm, documented arguments, then the user's own overrides."""
     overrides = [f"algorithm={algorithm}"]
-    if not {"MODEL_PATH", "DATA_PATH"} & set(line.pairs) and not any("preset=" in o for o in line.overrides):
+    if is_quickstart(line):
         overrides.insert(0, "+preset=quickstart")
-    for key, value in line.pairs.items():
+    for key, value in _with_server(line).items():
         try:
             overrides += _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
         except ValueError as error:
@@ -174,10 +229,25 @@ def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
     return [*overrides, *line.overrides]
 
 
+def _with_server(line: CommandLine) -> dict[str, str]:
+    """The pairs, with the documented IP where a simulation server is used and none is named."""
+    named = {override.lstrip("+").partition("=")[0] for override in line.overrides}
+    simulated = line.pairs.get("SEARCH_MODE", "simulate_sft").startswith("simulate")
+    has_server = "IP" in line.pairs or named & {"retriever.ip", "retriever.embedded_model", "preset"}
+    served_here = "SIMULATION_LLM" in line.pairs and _is_checkpoint(line.pairs["SIMULATION_LLM"])
+    if is_quickstart(line) or not simulated or has_server or served_here:
+        return line.pairs
+    return {**line.pairs, "IP": DEFAULT_IP}
+
+
+def _is_checkpoint(name: str) -> bool:
+    return (Path(name) / "config.json").is_file()
+
+
 def _served_here(line: CommandLine) -> list[str]:
     """A local checkpoint is served by the embedded server, unless a server's address says otherwise."""
     model = line.pairs["SIMULATION_LLM"]
-    if "IP" not in line.pairs and (Path(model) / "config.json").is_file():
+    if "IP" not in line.pairs and _is_checkpoint(model):
         return [f"retriever.embedded_model={_quoted(model)}"]
     return ARGUMENTS["SIMULATION_LLM"].overrides(model)
 
@@ -196,6 +266,21 @@ Everything else is a configuration override in Hydra's syntax, for example
 """
 
 
+def named_overrides(line: CommandLine, algorithm: str) -> list[str]:
+    """The overrides, with an experiment name that tells all that differs unless the user gave one; prints what
+    is unusual about them. Raises ValueError for what cannot be composed."""
+    overrides = to_overrides(line, algorithm)
+    composed = compose_config(overrides)
+    retriever = composed.config.retriever
+    start, end = retriever["start_threshold"], retriever["end_threshold"]
+    if start > end:
+        print(f"note: START_THRESHOLD {start:g} is above END_THRESHOLD {end:g}: noise falls during the run")
+    if any(override.lstrip("+").startswith("trainer.experiment_name=") for override in line.overrides):
+        return overrides
+    name = experiment_name(composed.config, algorithm, is_quickstart(line), overrides)
+    return [*overrides, f"trainer.experiment_name={_quoted(name)}"]
+
+
 def main(algorithm: str, arguments: Sequence[str]) -> int:
     """Exit status as of ``verl.trainer.main_ppo.main``; 2 for a wrong command line."""
     try:
@@ -203,7 +288,7 @@ def main(algorithm: str, arguments: Sequence[str]) -> int:
         if {"--help", "-h"} & set(line.flags):
             print(usage(f"train_{algorithm}.sh"))
             return 0
-        return train([*to_overrides(line, algorithm), *line.flags])
+        return train([*named_overrides(line, algorithm), *line.flags])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -40,7 +40,8 @@ def test_odd_values_reach_the_configuration_unchanged(value: str) -> None:
 
 def test_data_path_is_a_directory_a_file_or_a_list(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").touch()
-    assert overrides("DATA_PATH", str(tmp_path))[1:] == [f"data.train_files=[{tmp_path}/train.parquet]"]
+    data = compose_config(overrides("DATA_PATH", str(tmp_path))).config.data
+    assert (data.train_files, data.val_files) == ((f"{tmp_path}/train.parquet",), ())
     (tmp_path / "test.parquet").touch()
     data = compose_config(overrides("DATA_PATH", str(tmp_path))).config.data
     assert data.val_files == (f"{tmp_path}/test.parquet",)

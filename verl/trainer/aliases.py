@@ -1,49 +1,78 @@
 """Other names for our keys, and keys that elsewhere did nothing.
 
-Hydra refuses keys it does not know, so overrides are rewritten before it composes.
+Hydra refuses keys it does not know, so overrides are rewritten before it composes. Names are those of the
+original ZeroSearch, of Search-R1 and of verl.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-ALIASES: dict[str, str] = {
-    "actor_rollout_ref.rollout.n_agent": "actor_rollout_ref.rollout.n",
-    "data.max_start_length": "data.max_prompt_length",
-    "data.max_obs_length": "actor_rollout_ref.rollout.max_observation_length",
-    "trainer.total_steps": "trainer.total_training_steps",
-}
+from verl.trainer.foreign_keys import ALIASED_SECTIONS, ALIASES, REFUSED, STATED, VALUES
 
-REFUSED: dict[str, str] = {
-    "data.tokenizer": "the tokenizer is the model's own",
-    "actor_rollout_ref.rollout.do_sample": "training always samples; for validation set rollout.val_kwargs.do_sample",
-    "actor_rollout_ref.rollout.top_k": "training on truncated sampling would not follow the policy's gradient",
-    "actor_rollout_ref.rollout.top_p": "training on truncated sampling would not follow the policy's gradient; "
-    "for validation set rollout.val_kwargs.top_p",
-    "retriever.simulate_llm": "name the model with retriever.simulation_llm (empty: the server is asked)",
-    "algorithm.no_think_rl": "it did nothing",
-    "algorithm.state_masking": "observation tokens are never trained",
-    "trainer.default_hdfs_dir": "runs are written below trainer.default_local_dir",
-}
+
+@dataclass
+class _Rewriting:
+    """The overrides so far, and by which name each of our keys was given."""
+
+    overrides: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def rewrite_overrides(overrides: Sequence[str]) -> list[str]:
-    """Overrides with every alias replaced. Raises ValueError for a refused key, and for a key given twice
-    under two names."""
-    rewritten: list[str] = []
-    seen: dict[str, str] = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        name = key.lstrip("+~")
-        _check_refused(name)
-        target = ALIASES.get(name, name)
-        if equals and seen.setdefault(target, name) != name:
-            raise ValueError(f"{name} and {seen[target]} are the same key: give one of them")
-        rewritten.append(f"{target}{equals}{value}" if name in ALIASES else override)
-    return rewritten
+    """Overrides with every alias replaced, and without those that state what is always so.
+
+    Raises ValueError for a refused key, with the reason, and for a key given twice under two names.
+    """
+    given = _without_old_n(overrides)
+    state = _Rewriting()
+    for override in given:
+        _rewrite(override, state)
+    return state.overrides
+
+
+def _rewrite(override: str, state: _Rewriting) -> None:
+    key, equals, value = override.partition("=")
+    name = key.lstrip("+~")
+    if _is_stated(name, value):
+        return
+    _check_refused(name)
+    target = _target(name)
+    if equals and state.names.setdefault(target, name) != name:
+        raise ValueError(f"{name} and {state.names[target]} are the same key here: give one of them")
+    mapped = VALUES.get(target, {}).get(value, value)
+    changed = target != name or mapped != value
+    state.overrides.append(f"{target}{equals}{mapped}" if changed else override)
+
+
+def _target(name: str) -> str:
+    for section, ours in ALIASED_SECTIONS.items():
+        if name.startswith(section + "."):
+            return ours + name.removeprefix(section)
+    return ALIASES.get(name, name)
+
+
+def _is_stated(name: str, value: str) -> bool:
+    """Whether the override says what is always so here. Raises ValueError when it asks for something else."""
+    fact = STATED.get(name)
+    if fact is None:
+        return False
+    if value.lower() not in fact.values:
+        raise ValueError(f"{name}={value} is not accepted, only {' or '.join(fact.values)}: {fact.reason}")
+    return True
 
 
 def _check_refused(name: str) -> None:
     for refused, reason in REFUSED.items():
         if name == refused or name.startswith(refused + "."):
             raise ValueError(f"{name} is not accepted: {reason}")
+
+
+def _without_old_n(overrides: Sequence[str]) -> list[str]:
+    """Where n_agent is the group size, n=1 is what it had to be there, and is no size here."""
+    rollout = "actor_rollout_ref.rollout."
+    values: Mapping[str, str] = {o.partition("=")[0].lstrip("+"): o.partition("=")[2] for o in overrides}
+    if f"{rollout}n_agent" in values and values.get(f"{rollout}n") == "1":
+        return [o for o in overrides if o.lstrip("+") != f"{rollout}n=1"]
+    return list(overrides)

@@ -21,7 +21,7 @@ from verl.trainer.setup import (
     make_environment,
     make_prompt_format,
 )
-from verl.trainer.sizes import check_batches, check_lengths, check_rows, needs_critic
+from verl.trainer.sizes import check_batches, check_lengths, check_rows
 from verl.utils.dataset.rl_dataset import listed, render_prompt
 from verl.utils.dataset.row_files import SUFFIXES, read_columns
 from verl.utils.import_path import load_from_file
@@ -68,7 +68,7 @@ def _policy(config: PPOTrainerConfig, findings: Findings) -> ModelFiles | None:
 
 
 def _check_critic_model(config: PPOTrainerConfig, findings: Findings) -> None:
-    if needs_critic(config) and config.critic.model.path:
+    if config.algorithm.needs_critic and config.critic.model.path:
         _model(config.critic.model.path, "critic.model.path", findings)
 
 
@@ -91,6 +91,8 @@ def _check_data_files(config: PPOTrainerConfig, findings: Findings) -> bool:
     before = len(findings.problems)
     if not config.data.train_files:
         findings.problem("no data: give DATA_PATH (data.train_files)")
+    if config.trainer.val_only and not config.data.val_files:
+        findings.problem("trainer.val_only=true, but there is nothing to validate on: give data.val_files")
     try:
         prompt_format = make_prompt_format(config)
     except ValueError as error:
@@ -172,12 +174,13 @@ def run_plan(config: PPOTrainerConfig, validation_rows: int) -> RunPlan:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     steps = trainer.total_training_steps
     between = (steps - 1) // trainer.test_freq if trainer.test_freq else 0
+    validations = 1 if trainer.val_only else int(trainer.val_before_train) + between + 1
     return RunPlan(
-        total_steps=steps,
+        total_steps=0 if trainer.val_only else steps,
         trajectories_per_step=config.data.train_batch_size * rollout.n,
         validation_rows=validation_rows,
         validation_samples=rollout.val_kwargs.n,
-        validations=(int(trainer.val_before_train) + between + 1) if validation_rows else 0,
+        validations=validations if validation_rows else 0,
         test_freq=trainer.test_freq,
     )
 

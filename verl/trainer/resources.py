@@ -93,9 +93,8 @@ def _check_counts(trainer: TrainerConfig, machine: Machine, findings: Findings) 
 def training_bytes(config: PPOTrainerConfig, parameters: int) -> int:
     """A lower bound of what one rank holds: its shard of masters, moments and gradients (of the critic too), of
     the reference, and a whole copy of the weights for the rollout engine. Activations and caches come on top."""
-    trained = 2 if config.algorithm.adv_estimator == "gae" else 1
-    uses_reference = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    shard = trained * (_MASTER_BYTES + _OPTIMIZER_BYTES) + (_MASTER_BYTES if uses_reference else 0)
+    trained = 2 if config.algorithm.needs_critic else 1
+    shard = trained * (_MASTER_BYTES + _OPTIMIZER_BYTES) + (_MASTER_BYTES if config.needs_reference else 0)
     engine = 2 if config.actor_rollout_ref.rollout.dtype == "bfloat16" else 4
     ranks = config.trainer.ranks_per_node * config.trainer.nnodes
     return parameters * shard // ranks + parameters * engine

@@ -8,10 +8,6 @@ from verl.trainer.resources import Findings
 _GROUP_ESTIMATORS = ("grpo", "rloo")
 
 
-def needs_critic(config: PPOTrainerConfig) -> bool:
-    return config.algorithm.adv_estimator == "gae"
-
-
 def check_lengths(config: PPOTrainerConfig, context_length: int | None, findings: Findings) -> None:
     """Token budgets against each other and against the model's context (None: not known)."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
@@ -41,9 +37,11 @@ def check_batches(config: PPOTrainerConfig, findings: Findings) -> None:
         findings.problem(
             f"rollout.num_replicas is {rollout.num_replicas}, but only {ranks} training ranks can host one each"
         )
+    if trainer.val_only:
+        return
     _check_group(config, findings)
     _check_mini_batch(config, "actor_rollout_ref.actor", config.actor_rollout_ref.actor.ppo_mini_batch_size, findings)
-    if needs_critic(config):
+    if config.algorithm.needs_critic:
         _check_mini_batch(config, "critic", config.critic.ppo_mini_batch_size, findings)
 
 
@@ -74,5 +72,5 @@ def _check_mini_batch(config: PPOTrainerConfig, section: str, size: int | None, 
 
 def check_rows(config: PPOTrainerConfig, rows: int, findings: Findings) -> None:
     batch = config.data.train_batch_size
-    if rows < batch:
+    if rows < batch and not config.trainer.val_only:
         findings.problem(f"data.train_batch_size is {batch}, but there are only {rows} usable rows: lower it")

@@ -12,7 +12,7 @@ def test_aliases_become_our_keys_and_the_rest_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["data.tokenizer", "algorithm.state_masking.start_state_marker", "actor_rollout_ref.rollout.top_k"]
+    "key", ["data.tokenizer", "algorithm.state_masking.start_state_marker", "actor_rollout_ref.rollout.do_sample"]
 )
 def test_keys_that_would_do_nothing_or_harm_are_refused_with_the_reason(key: str) -> None:
     with pytest.raises(ValueError, match=rf"{key} is not accepted: .+"):

@@ -206,4 +206,5 @@ class RayPPOTrainer:
 
 def _merged(batch: DataProto, scores: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
     """The batch with what workers computed on it, and with their metrics, each gathered from all ranks."""
-    return batch.union(scores), metrics | reduce_metrics(scores.meta_info.pop("metrics"))
+    measured = reduce_metrics(scores.meta_info.pop("metrics"))
+    return batch.union(scores), metrics | measured

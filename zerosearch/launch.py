@@ -210,16 +210,23 @@ def _nearest(word: str, choices: Sequence[str]) -> str:
 
 
 def is_quickstart(line: CommandLine) -> bool:
-    """Whether the command line leaves model and data to the embedded world."""
-    own = ("actor_rollout_ref.model.path", "data.train_files", "preset")
-    named = {override.lstrip("+").partition("=")[0] for override in line.overrides}
-    return not {"MODEL_PATH", "DATA_PATH"} & set(line.pairs) and not named & set(own)
+    """Whether model and data are the embedded world's: by its preset, or because the command line names none."""
+    preset = _given_overrides(line).get("preset")
+    if preset is not None:
+        return "quickstart" in preset
+    own = {"actor_rollout_ref.model.path", "data.train_files"} & set(_given_overrides(line))
+    return not own and not {"MODEL_PATH", "DATA_PATH"} & set(line.pairs)
+
+
+def _given_overrides(line: CommandLine) -> dict[str, str]:
+    parts = (override.lstrip("+~").partition("=") for override in line.overrides)
+    return {key: value for key, _, value in parts}
 
 
 def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
     """The command line as overrides: preset, algorithm, documented arguments, then the user's own overrides."""
     overrides = [f"algorithm={algorithm}"]
-    if is_quickstart(line):
+    if is_quickstart(line) and "preset" not in _given_overrides(line):
         overrides.insert(0, "+preset=quickstart")
     for key, value in _with_server(line).items():
         try:
@@ -231,11 +238,10 @@ def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
 
 def _with_server(line: CommandLine) -> dict[str, str]:
     """The pairs, with the documented IP where a simulation server is used and none is named."""
-    named = {override.lstrip("+").partition("=")[0] for override in line.overrides}
-    simulated = line.pairs.get("SEARCH_MODE", "simulate_sft").startswith("simulate")
-    has_server = "IP" in line.pairs or named & {"retriever.ip", "retriever.embedded_model", "preset"}
+    mode = _given_overrides(line).get("retriever.search_mode") or line.pairs.get("SEARCH_MODE", "simulate_sft")
+    named = "IP" in line.pairs or {"retriever.ip", "retriever.embedded_model"} & set(_given_overrides(line))
     served_here = "SIMULATION_LLM" in line.pairs and _is_checkpoint(line.pairs["SIMULATION_LLM"])
-    if is_quickstart(line) or not simulated or has_server or served_here:
+    if is_quickstart(line) or named or served_here or not mode.startswith("simulate"):
         return line.pairs
     return {**line.pairs, "IP": DEFAULT_IP}
 
@@ -275,7 +281,7 @@ def named_overrides(line: CommandLine, algorithm: str) -> list[str]:
     start, end = retriever["start_threshold"], retriever["end_threshold"]
     if start > end:
         print(f"note: START_THRESHOLD {start:g} is above END_THRESHOLD {end:g}: noise falls during the run")
-    if any(override.lstrip("+").startswith("trainer.experiment_name=") for override in line.overrides):
+    if "trainer.experiment_name" in _given_overrides(line):
         return overrides
     name = experiment_name(composed.config, algorithm, is_quickstart(line), overrides)
     return [*overrides, f"trainer.experiment_name={_quoted(name)}"]

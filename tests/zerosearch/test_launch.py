@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from verl.trainer.compose import compose_config
-from zerosearch.launch import main, parse, to_overrides
+from zerosearch.launch import ARGUMENTS, main, named_overrides, parse, to_overrides
 
 
 def overrides(*words: str) -> list[str]:
@@ -92,3 +92,107 @@ def test_dry_run_needs_neither_path_nor_server(capsys: pytest.CaptureFixture[str
 def test_help_lists_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("grpo", ["--help"]) == 0
     assert "END_THRESHOLD" in capsys.readouterr().out
+
+
+DOCUMENTED = (
+    "NUM_GPUS_PER_NODE 4 MODEL_PATH Qwen2.5-3B-Instruct DATA_PATH ZeroSearch_dataset TOTAL_STEPS 203 IP localhost "
+    "SEARCH_MODE {mode} SIMULATION_LLM {llm} START_THRESHOLD 0 END_THRESHOLD 0.5 SEARCH_ENGINE google MAX_TURNS 5 TOPK 5"
+)
+LINES = [
+    DOCUMENTED.format(mode="simulate_prompt", llm="Qwen2.5-14B-Instruct").split(),
+    DOCUMENTED.format(mode="simulate_sft", llm="Simulation_LLM_google_14B").split(),
+]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce"])
+@pytest.mark.parametrize("line", LINES, ids=["simulate_prompt", "simulate_sft"])
+def test_documented_command_lines_are_taken_as_they_stand(
+    algorithm: str, line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SER_API_KEY", raising=False)
+    assert main(algorithm, [*line, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "nothing was started" in out
+    config = compose_config(named_overrides(parse(line), algorithm)).config
+    assert config.algorithm.adv_estimator == {"grpo": "grpo", "ppo": "gae", "reinforce": "reinforce"}[algorithm]
+    assert (config.trainer.n_gpus_per_node, config.trainer.nnodes, config.trainer.total_training_steps) == (4, 1, 203)
+    assert config.data.train_files == ("ZeroSearch_dataset/train.parquet",)
+    assert config.data.val_files == ("ZeroSearch_dataset/test.parquet",)
+    asked = {key: config.retriever[key] for key in ("ip", "search_mode", "simulation_llm", "search_engine")}
+    assert asked == {"ip": "localhost", "search_mode": line[11], "simulation_llm": line[13], "search_engine": "google"}
+    numbers = [config.retriever[key] for key in ("start_threshold", "end_threshold", "max_turns", "topk")]
+    assert numbers == [0, 0.5, 5, 5]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce"])
+def test_what_a_command_line_leaves_open_is_the_documented_value(algorithm: str) -> None:
+    config = compose_config(to_overrides(parse(["MODEL_PATH", "/m", "DATA_PATH", "/d"]), algorithm)).config
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    tokens = (config.data.max_prompt_length, rollout.max_turn_length, rollout.max_observation_length)
+    assert (*tokens, config.data.max_response_length) == (2048, 500, 2048, 4096)
+    assert (config.data.train_batch_size, rollout.n, rollout.temperature) == (64, 5, 1.0)
+    assert (actor.optim.lr, config.critic.optim.lr) == (1e-6, 1e-5)
+    assert (config.algorithm.gamma, config.algorithm.lam) == (1.0, 1.0)
+    assert (actor.use_kl_loss, actor.kl_loss_type, actor.kl_loss_coef) == (True, "low_var_kl", 0.001)
+    assert config.retriever["reward_metric"] == "f1"
+
+
+def test_defaults_in_the_help_are_those_of_the_configuration() -> None:
+    given = [word for key, a in ARGUMENTS.items() if a.default for word in (key, a.default)]
+    own = ["MODEL_PATH", "/m", "DATA_PATH", "/d"]
+    assert compose_config(overrides(*own, *given)).plain == compose_config(overrides(*own)).plain
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model_path", "/m"), "did you mean MODEL_PATH?"),
+        (("--model-path", "/m"), "did you mean MODEL_PATH?"),
+        (("MODEL_PATH=/m",), "write MODEL_PATH /m, without an equals sign"),
+        (("THRESHOLD", "0.5"), "did you mean END_THRESHOLD?"),
+        (("GPUS", "4"), "did you mean NUM_GPUS_PER_NODE?"),
+        (("trainer.seed", "3"), "an override is written trainer.seed=VALUE"),
+        (("MODEL_PATH", ""), "MODEL_PATH: it is empty"),
+        (("DATA_PATH", "a.parquet,,b.parquet"), "DATA_PATH: it is empty"),
+        (("IP", "host:99999"), "IP: "),
+        (("IP", "ftp://host"), "IP: server address 'ftp://host': the scheme must be http or https"),
+        (("NUM_GPUS_PER_NODE", "-1"), "NUM_GPUS_PER_NODE: -1 is out of range"),
+        (("NUM_GPUS_PER_NODE", "1.5"), "is not an integer"),
+        (("START_THRESHOLD", "nan"), "START_THRESHOLD: nan is out of range"),
+        (("SEARCH_ENGINE", "gogle"), "did you mean google?"),
+        (("SEARCH_MODE", "simulate"), "is none of simulate_prompt, simulate_sft, google, wiki"),
+        (("TOTAL_STEPS", "--dry-run"), "TOTAL_STEPS has no value"),
+    ],
+)
+def test_wrong_arguments_are_errors_that_name_the_nearest_valid_key(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("ppo", words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_falling_noise_is_taken_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("grpo", ["MODEL_PATH", "/m", "START_THRESHOLD", "0.5", "END_THRESHOLD", "0.1", "--dry-run"]) == 0
+    assert "note: START_THRESHOLD 0.5 is above END_THRESHOLD 0.1" in capsys.readouterr().out
+
+
+def test_a_policy_of_ones_own_is_searched_with_a_server_on_this_machine_unless_another_is_named() -> None:
+    def ip(*words: str) -> str:
+        return compose_config(overrides("MODEL_PATH", "/m", *words)).config.retriever["ip"]
+
+    assert ip() == ip("+preset=original") == "localhost"
+    assert ip("retriever.ip=10.0.0.1") == "10.0.0.1"
+    assert ip("retriever.embedded_model=/s") == ip("SEARCH_MODE", "google") == ip("+preset=quickstart") == ""
+
+
+def test_own_model_and_data_by_overrides_are_no_quickstart() -> None:
+    assert "+preset=quickstart" not in overrides("actor_rollout_ref.model.path=/m", "data.train_files=[a.parquet]")
+    assert overrides("+preset=quickstart").count("+preset=quickstart") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "reinforce"])
+def test_every_script_hands_its_algorithm_to_the_launcher(algorithm: str) -> None:
+    lines = (Path(__file__).parents[2] / f"train_{algorithm}.sh").read_text().splitlines()
+    assert lines[-1] == f'launch {algorithm} "$@"'

@@ -18,6 +18,15 @@ from verl.trainer.aliases import rewrite_overrides
 from verl.trainer.config import PPOTrainerConfig
 from verl.utils.config import build_config
 
+_RESOLVERS = {
+    "same": lambda first, second: first == second,
+    "differ": lambda first, second: first != second,
+    "whole": lambda number, factor: int(number * factor),
+}
+"""What YAML files may compute of other values: ``${same:a,b}``, ``${differ:a,b}``, ``${whole:number,factor}``."""
+for _name, _resolver in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
+
 
 @dataclass(frozen=True)
 class Composed:

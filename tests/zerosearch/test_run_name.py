@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from verl.trainer.compose import compose_config
+from zerosearch.launch import named_overrides, parse
+
+
+def name(*words: str, algorithm: str = "grpo") -> str:
+    return compose_config(named_overrides(parse(words), algorithm)).config.trainer.experiment_name
+
+
+OWN = ("MODEL_PATH", "/models/Qwen2.5-3B-Instruct/", "DATA_PATH", "data/ZeroSearch_dataset")
+
+
+def test_the_name_tells_algorithm_model_data_search_noise_turns_documents_and_steps() -> None:
+    words = ("SEARCH_MODE", "simulate_prompt", "SIMULATION_LLM", "Qwen/Qwen2.5-14B-Instruct", "END_THRESHOLD", "0.25")
+    told = "Qwen2.5-3B-Instruct_ZeroSearch_dataset_simulate_prompt_Qwen2.5-14B-Instruct_noise0-0.25_turns5_topk5_steps9"
+    assert name(*OWN, *words, "TOTAL_STEPS", "9", algorithm="ppo") == f"ppo_{told}"
+
+
+CHANGES = [
+    ("TOPK", "4"),
+    ("MAX_TURNS", "2"),
+    ("START_THRESHOLD", "0.1"),
+    ("END_THRESHOLD", "0.75"),
+    ("TOTAL_STEPS", "7"),
+    ("SEARCH_MODE", "simulate_prompt"),
+    ("SIMULATION_LLM", "other"),
+    ("trainer.seed=3",),
+    ("critic.optim.lr=3e-5",),
+    ("actor_rollout_ref.actor.optim.lr=3e-5",),
+    ("actor_rollout_ref.rollout.n_agent=8",),
+    ("+preset=original",),
+]
+
+
+def test_runs_that_differ_have_names_that_differ() -> None:
+    names = [name(*OWN, *change) for change in [(), *CHANGES]] + [name(*OWN, algorithm="reinforce")]
+    assert len(set(names)) == len(names)
+
+
+def test_places_and_keys_do_not_stand_in_the_name() -> None:
+    elsewhere = (
+        "IP",
+        "10.0.0.9",
+        "trainer.default_local_dir=/x",
+        "retriever.api_key=secret",
+        "trainer.logger=[console]",
+    )
+    assert name(*OWN, *elsewhere) == name(*OWN)
+
+
+def test_a_quickstart_is_called_so_and_tells_what_was_changed_of_it() -> None:
+    assert name(algorithm="ppo") == "quickstart-ppo"
+    assert name("TOTAL_STEPS", "5", "data.shuffle=false") == "quickstart-grpo_total-training-steps5_shuffle-false"
+
+
+@pytest.mark.parametrize("odd", ["/m/ä b:c*?", "/m/" + "x" * 300, "/m/..", "/m/'quoted'"])
+def test_names_are_safe_and_short_enough_for_every_file_system(odd: str) -> None:
+    found = name("MODEL_PATH", odd, "DATA_PATH", "/d")
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", found)
+    assert len(found) <= 160
+
+
+def test_the_users_own_name_stays() -> None:
+    assert name(*OWN, "trainer.experiment_name=mine") == "mine"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from verl.agent_loop.base import TRAIN
 from verl.agent_loop.stream import TrajectoryStream
@@ -182,15 +182,26 @@ class RayPPOTrainer:
         """The step's seconds reach from the end of the one before, so that logging counts too."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
-        line = (
-            f"step {step:>3}/{self._config.trainer.total_training_steps} | reward {metrics['reward/mean']:.3f} | "
-            f"{self._parts.environment.headline(metrics)} | kl {metrics.get('actor/kl_loss', 0.0):.4f} | "
-            f"entropy {metrics.get('actor/entropy', 0.0):.3f} | {seconds:.1f} s"
-        )
+        line = self._line(step, metrics, seconds)
         timing = compute_timing_metrics({**self._timer.take_step(), "step": seconds})
         overhead = {"perf/overhead_share": 1 - sum(metrics[name] for name in _COMPUTING if name in metrics) / seconds}
         with self._timer.phase("log"):
             self._parts.tracking.log(metrics | timing | overhead, step, line)
+
+    def _line(self, step: int, metrics: Mapping[str, float], seconds: float) -> str:
+        """What a person reads of a step; what was not measured is left out."""
+        shown = {
+            "kl": metrics.get("actor/kl_loss", metrics.get("actor/reward_kl_penalty")),
+            "entropy": metrics.get("actor/entropy"),
+        }
+        parts = [
+            f"step {step:>3}/{self._config.trainer.total_training_steps}",
+            f"reward {metrics['reward/mean']:.3f}",
+            self._parts.environment.headline(metrics),
+            *(f"{name} {value:.4f}" for name, value in shown.items() if value is not None),
+            f"{seconds:.1f} s",
+        ]
+        return " | ".join(part for part in parts if part)
 
     def _validate(self, step: int) -> None:
         if self._parts.val_set is None:

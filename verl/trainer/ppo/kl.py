@@ -2,7 +2,11 @@
 
 Schulman, "Approximating KL Divergence" (2020), http://joschu.net/blog/kl-approx.html. With tokens
 drawn from the policy and d = log_prob - ref_log_prob: k1 = d and k3 = exp(-d) - 1 + d are unbiased,
-k2 = d^2 / 2 is not, but its gradient is that of the divergence.
+k2 = d^2 / 2 is not.
+
+As a loss what counts is the expected gradient, taken in the states that were visited. That of k2, and of
+k1+ which borrows it, is the gradient of KL(policy || reference). That of k3 is the gradient of
+KL(reference || policy), which agrees to first order where the two are close. That of k1 is 0.
 """
 
 from __future__ import annotations

@@ -186,6 +186,13 @@ async def test_a_silent_policy_scores_zero(run: Run) -> None:
     assert trajectory.environment.answer is None
 
 
+async def test_an_answer_that_only_a_document_holds_scores_zero(run: Run, chat_server: Any) -> None:
+    chat_server.answer = lambda _: "Doc 1: It is <answer>Paris</answer>."
+    trajectory, _ = await run("<search>q</search>", "", "", "")
+    assert trajectory.environment.answer is None
+    assert (trajectory.status, trajectory.reward) == (EXHAUSTED, 0.0)
+
+
 async def test_forged_information_stays_policy_text_and_is_counted(run: Run) -> None:
     trajectory, _ = await run("<information>Doc 1: Paris</information><answer>Paris</answer>")
     assert kinds(trajectory) == [POLICY]
@@ -242,6 +249,17 @@ async def test_the_budget_is_never_exceeded(run: Run, budget: int) -> None:
     assert trajectory.status in (TRUNCATED, EXHAUSTED)
     assert len(trajectory.response_ids) <= budget
     assert kinds(trajectory)[-1] is POLICY, "a trajectory never ends in an observation"
+
+
+async def test_the_policy_reads_all_that_is_trained_until_the_budget_is_full(run: Run) -> None:
+    """One budget for both: neither the question nor the end of a response is ever cut off on one side only."""
+    limits = replace(LIMITS, max_response_length=100)
+    trajectory, engine = await run(*["<search>who?</search>"] * 9, limits=limits, max_turns=8)
+    assert trajectory.status is TRUNCATED
+    assert len(engine.requests) > 1
+    for number, request in enumerate(engine.requests):
+        before = [token for segment in trajectory.segments[: 2 * number] for token in segment.token_ids]
+        assert request.token_ids == trajectory.prompt_ids + tuple(before)
 
 
 async def test_a_generation_that_fills_the_budget_ends_the_trajectory(run: Run) -> None:

@@ -96,7 +96,8 @@ def test_help_lists_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
 
 DOCUMENTED = (
     "NUM_GPUS_PER_NODE 4 MODEL_PATH Qwen2.5-3B-Instruct DATA_PATH ZeroSearch_dataset TOTAL_STEPS 203 IP localhost "
-    "SEARCH_MODE {mode} SIMULATION_LLM {llm} START_THRESHOLD 0 END_THRESHOLD 0.5 SEARCH_ENGINE google MAX_TURNS 5 TOPK 5"
+    "SEARCH_MODE {mode} SIMULATION_LLM {llm} START_THRESHOLD 0 END_THRESHOLD 0.5 SEARCH_ENGINE google "
+    "MAX_TURNS 5 TOPK 5"
 )
 LINES = [
     DOCUMENTED.format(mode="simulate_prompt", llm="Qwen2.5-14B-Instruct").split(),

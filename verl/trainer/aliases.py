@@ -35,10 +35,10 @@ def rewrite_overrides(overrides: Sequence[str]) -> list[str]:
 def _rewrite(override: str, state: _Rewriting) -> None:
     key, equals, value = override.partition("=")
     name = key.lstrip("+~")
-    if _is_stated(name, value):
+    target = _target(name)
+    if _is_stated(name, value) or _is_stated(target, value):
         return
     _check_refused(name)
-    target = _target(name)
     if equals and state.names.setdefault(target, name) != name:
         raise ValueError(f"{name} and {state.names[target]} are the same key here: give one of them")
     mapped = VALUES.get(target, {}).get(value, value)

@@ -44,6 +44,8 @@ VALUES: dict[str, dict[str, str]] = {
     "critic.optim.min_lr_ratio": {"null": "0.0"},
     f"{_ACTOR}.fsdp_config.param_dtype": {"bf16": "bfloat16", "fp32": "float32"},
     f"{_ACTOR}.fsdp_config.reduce_dtype": {"bf16": "bfloat16", "fp32": "float32"},
+    "critic.fsdp_config.param_dtype": {"bf16": "bfloat16", "fp32": "float32"},
+    "critic.fsdp_config.reduce_dtype": {"bf16": "bfloat16", "fp32": "float32"},
     "data.train_max_samples": {"null": "-1"},
     "data.val_max_samples": {"null": "-1"},
     "trainer.save_freq": {"-1": "0"},

@@ -255,11 +255,11 @@ async def test_the_policy_reads_all_that_is_trained_until_the_budget_is_full(run
     """One budget for both: neither the question nor the end of a response is ever cut off on one side only."""
     limits = replace(LIMITS, max_response_length=100)
     trajectory, engine = await run(*["<search>who?</search>"] * 9, limits=limits, max_turns=8)
-    assert trajectory.status is TRUNCATED
     assert len(engine.requests) > 1
     for number, request in enumerate(engine.requests):
         before = [token for segment in trajectory.segments[: 2 * number] for token in segment.token_ids]
         assert request.token_ids == trajectory.prompt_ids + tuple(before)
+    assert trajectory.status is TRUNCATED
 
 
 async def test_a_generation_that_fills_the_budget_ends_the_trajectory(run: Run) -> None:

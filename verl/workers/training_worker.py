@@ -51,11 +51,11 @@ class TrainingWorkerConfig:
     ref: RefConfig
     rollout: RolloutConfig
     loss: PolicyBatchLoss
+    needs_reference: bool
     total_training_steps: int
     num_threads: int
     device: str
     run_dir: str
-    needs_reference: bool = True
     critic: CriticConfig | None = None
     critic_loss: ValueBatchLoss | None = None
 

@@ -86,3 +86,13 @@ def test_flash_attention_is_for_half_precision_on_cuda(monkeypatch: pytest.Monke
     assert packed_attention_implementation("cpu", torch.bfloat16) == PACKED_SDPA
     monkeypatch.setattr("verl.models.hf.attention.is_flash_attn_2_available", lambda: False)
     assert packed_attention_implementation("cuda", torch.bfloat16) == PACKED_SDPA
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama"])
+def test_a_backbone_is_the_model_without_its_output_projection(name: str, tmp_path: Path) -> None:
+    model = built(saved(CONFIGS[name], tmp_path))
+    backbone = model.backbone()
+    expected = {id(parameter) for parameter in model.hf_model.model.parameters()}
+    assert {id(parameter) for parameter in backbone.parameters()} == expected
+    assert (id(model.head_weight) in expected) == (name == "qwen2")
+    assert (backbone.hidden_size, len(backbone.layers)) == (32, 2)

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.ppo.actor_loss import ActorLoss
-from verl.workers.config import ActorConfig, ModelConfig, OptimConfig, RefConfig, RolloutConfig
+from verl.trainer.ppo.critic_loss import CriticLoss
+from verl.workers.config import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RefConfig, RolloutConfig
 from verl.workers.engine.rows import Row
 from verl.workers.rollout.engine import InfrastructureError
-from verl.workers.training_worker import TrainingWorker, TrainingWorkerConfig
+from verl.workers.training_worker import TrainingWorker, TrainingWorkerConfig, critic_model
 
 ACTOR = ActorConfig(optim=OptimConfig(lr=1e-2, lr_warmup_steps=2), kl_loss_coef=0.1, ppo_max_token_len_per_gpu=64)
 TEMPERATURE = 0.7
@@ -45,8 +46,10 @@ def worker_config(path: str, actor: ActorConfig = ACTOR, **rollout: Any) -> Trai
 def make_group(ray_session: None) -> Iterator[Callable[[TrainingWorkerConfig], RayWorkerGroup]]:
     groups = []
 
-    def make(config: TrainingWorkerConfig) -> RayWorkerGroup:
-        pool = RayResourcePool([2], use_gpu=False, max_colocate_count=1, name_prefix=f"training_worker_{len(groups)}")
+    def make(config: TrainingWorkerConfig, ranks: int = 2) -> RayWorkerGroup:
+        pool = RayResourcePool(
+            [ranks], use_gpu=False, max_colocate_count=1, name_prefix=f"training_worker_{len(groups)}"
+        )
         groups.append(RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), config)))
         groups[-1].init_model()
         return groups[-1]
@@ -219,6 +222,9 @@ def test_a_single_row_trains_on_two_ranks_and_further_updates_need_the_old_log_p
         bare_group.update_actor(batch)
     with pytest.raises(ValueError, match="no reference model"):
         bare_group.compute_ref_log_prob(batch)
+    for method in (bare_group.compute_values, bare_group.update_critic):
+        with pytest.raises(ValueError, match="no critic"):
+            method(batch)
 
 
 def test_weights_go_to_every_receiver_in_the_rollouts_type(
@@ -238,3 +244,80 @@ def test_a_failed_receiver_is_an_infrastructure_error_and_no_rank_hangs(group: R
         with pytest.raises(InfrastructureError, match=f"receiver 1 failed in {method}_weights"):
             send(group, 1, fails_in=method)
     assert send(group, 2)
+
+
+CRITIC = CriticConfig(cliprange_value=1e-3, optim=OptimConfig(lr=2e-2, lr_warmup_steps=2), ppo_max_token_len_per_gpu=64)
+
+
+def critic_config(path: str, run_dir: Path, critic: CriticConfig = CRITIC) -> TrainingWorkerConfig:
+    """A critic and, though no actor's loss asks for it, a reference."""
+    base = worker_config(path, replace(ACTOR, use_kl_loss=False))
+    return replace(base, needs_reference=True, critic=critic, critic_loss=CriticLoss.of(critic), run_dir=str(run_dir))
+
+
+def critic_batch(rows: Sequence[Row], values: DataProto, poison: bool = False) -> DataProto:
+    """Returns of 0.5, or what is no number, for values that were computed before."""
+    target = float("nan") if poison else 0.5
+    rows = [replace(row, fields={**row.fields, "returns": torch.full((row.response_length,), target)}) for row in rows]
+    return padded_batch(rows, ["returns", "advantages", "rollout_log_probs"]).union(values)
+
+
+def critic_history(group: RayWorkerGroup, rows: Sequence[Row]) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+    """Two updates of one step, one of the actor, one of the critic in the next step; metrics and values in between."""
+    values = [group.compute_values(padded_batch(rows))]
+    batch = critic_batch(rows, values[0].select(batch_keys=["values"]))
+    metrics = []
+    for step in (1, 1, 2):
+        batch.meta_info["global_steps"] = step
+        metrics.append(group.update_critic(batch).meta_info["metrics"])
+        values.append(group.compute_values(batch))
+        if len(metrics) == 2:
+            group.update_actor(batch)
+            assert torch.equal(group.compute_values(batch).batch["values"], values[-1].batch["values"])
+    assert all(value.meta_info["metrics"].keys() == {"perf/values_seconds"} for value in values)
+    return metrics, [value.batch["values"] for value in values]
+
+
+def test_a_critic_on_two_ranks_is_that_of_one_rank(
+    make_group: Any, checkpoint: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    """Seven rows for two ranks; the actor's updates and a skipped one leave the critic alone."""
+    path, rows = checkpoint("qwen2"), make_rows(7)
+    two = make_group(critic_config(path, tmp_path))
+    metrics, values = critic_history(two, rows)
+    expected_metrics, expected_values = critic_history(make_group(critic_config(path, tmp_path), ranks=1), rows)
+    for actual, expected in zip(metrics, expected_metrics, strict=True):
+        assert all(type(value) is float for value in actual.values())
+        assert actual.pop("perf/update_critic_seconds") > 0
+        del expected["perf/update_critic_seconds"]
+        assert actual == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    for value, expected_value in zip(values, expected_values, strict=True):
+        torch.testing.assert_close(value, expected_value, atol=1e-4, rtol=1e-4)
+
+    mask = padded_batch(rows).batch["response_mask"].bool()
+    assert not values[0].any()
+    assert all(value.dtype == torch.float32 and not value[~mask].any() for value in values)
+    assert values[1][mask].all()
+    assert metrics[0]["critic/loss"] == pytest.approx(0.5 * 0.5**2)
+    assert [m["critic/lr"] for m in metrics] == [1e-2, 1e-2, 2e-2]
+    assert {m["critic/tokens"] for m in metrics} == {int(mask.sum())}
+    assert {m["critic/nonfinite_updates"] for m in metrics} == {0}
+    assert metrics[0]["critic/vf_clipfrac"] == 0 < metrics[1]["critic/vf_clipfrac"], "the values must stay the batch's"
+
+    assert two.compute_ref_log_prob(padded_batch(rows)).batch["ref_log_prob"].any()
+    poisoned = critic_batch(rows[:1], DataProto.from_dict({"values": values[0][:1, : rows[0].response_length]}), True)
+    assert two.update_critic(poisoned).meta_info["metrics"]["critic/nonfinite_updates"] == 1
+    assert [file.parent.name for file in (tmp_path / "nonfinite").rglob("*.safetensors")] == ["critic"]
+    after = two.compute_values(padded_batch(rows)).batch["values"]
+    assert torch.equal(after, values[-1])
+
+
+def test_the_critic_inherits_the_policys_model_section_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    policy = ModelConfig(path="hub/name", trust_remote_code=True, enable_gradient_checkpointing=True)
+    config = replace(critic_config("/disk/policy", tmp_path), model=policy)
+    assert critic_model(config) == replace(policy, path="/disk/policy")
+    own = ModelConfig(path="/disk/critic")
+    assert critic_model(replace(config, critic=replace(CRITIC, model=own))) == own
+    packaged = replace(CRITIC, model=ModelConfig(path="pkg://verl.workers/engine"))
+    assert Path(critic_model(replace(config, critic=packaged)).path).name == "engine"
+    assert Path(critic_model(replace(config, critic=packaged)).path).is_dir()

@@ -38,17 +38,17 @@ class TokenValues(TokenScorer[ValueBatchLoss]):
         max_seqlen: int,
         predictors: torch.Tensor,
     ) -> torch.Tensor:
-        """Value at each of the ``predictors``, (m,) float32, in units of the reward.
+        """Value at each of the ``predictors``, (m, 1) float32, in units of the reward.
 
         The first four arguments are those of :class:`PackedBackbone`, the last that of :class:`MicroBatch`.
         """
         hidden = self.backbone(input_ids, position_ids, cu_seqlens, max_seqlen)[predictors]
         values: torch.Tensor = self.value_head(hidden.float())
-        return values[:, 0]
+        return values  # not a view of it: FSDP hangs its backward hook on what a root module returns
 
     def scores(self, batch: MicroBatch) -> tuple[torch.Tensor]:
         values = self(batch.input_ids, batch.position_ids, batch.cu_seqlens, batch.max_seqlen, batch.predictors)
-        return (batch.unpack(values),)
+        return (batch.unpack(values[:, 0]),)
 
     def loss(self, loss: ValueBatchLoss, batch: MicroBatch, totals: BatchTotals) -> LossOutput:
         (values,) = self.scores(batch)

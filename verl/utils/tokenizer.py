@@ -25,7 +25,7 @@ def hf_tokenizer(
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer of {name_or_path!r} cannot be loaded: {error}") from error
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:

@@ -183,6 +183,10 @@ def groups_named_by_question(patch: pytest.MonkeyPatch) -> None:
     _named_by(patch, "question")
 
 
+def golds_are_taken_as_they_stand(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, reward.golden_answers, lambda row: tuple(row["golden_answers"]))
+
+
 def last_action_counts(patch: pytest.MonkeyPatch) -> None:
     def parse_last(text: str, stop: StopReason, **how: Any) -> Action:
         found = re.findall(r"<(search|answer)>([^<]*\S[^<]*)</\1>", text)
@@ -309,6 +313,12 @@ MUTATIONS = (
         "a question that occurs twice was one group",
         groups_named_by_question,
         (DATASET + "test_uid_is_a_function_of_file_row_and_step",),
+    ),
+    Mutation(
+        "golds_are_taken_as_they_stand",
+        "gold answers that are no list of texts failed in the reward or never matched",
+        golds_are_taken_as_they_stand,
+        (REWARD + "::test_golden_answers",),
     ),
     Mutation(
         "last_action_counts",

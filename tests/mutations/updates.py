@@ -39,6 +39,10 @@ def kl_raises_the_reward(patch: pytest.MonkeyPatch) -> None:
     everywhere(patch, rewards, lambda scores, old, reference, kl_ratio: rewards(scores, old, reference, -kl_ratio))
 
 
+def documents_are_trained(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Trajectory, "response_mask", property(lambda self: (1,) * len(self.response_ids)))
+
+
 def batch_masks_come_from_pad_ids(patch: pytest.MonkeyPatch) -> None:
     to_data_proto = rollout_batch.to_data_proto
 
@@ -146,6 +150,12 @@ MUTATIONS = (
         "the KL penalty in the reward had the wrong sign",
         kl_raises_the_reward,
         (FOLDER + "test_kl_reward.py",),
+    ),
+    Mutation(
+        "documents_are_trained",
+        "the tokens of documents were trained as if the policy had sampled them",
+        documents_are_trained,
+        (FOLDER + "test_rollout_batch.py::test_layout_masks_and_score_position",),
     ),
     Mutation(
         "batch_masks_come_from_pad_ids",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from verl.trainer.compose import compose_config
 from verl.trainer.main_ppo import main as train
@@ -228,12 +229,29 @@ def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
     overrides = [f"algorithm={algorithm}"]
     if is_quickstart(line) and "preset" not in _given_overrides(line):
         overrides.insert(0, "+preset=quickstart")
-    for key, value in _with_server(line).items():
+    pairs = _with_server(line)
+    for key, value in pairs.items():
         try:
             overrides += _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
-    return [*overrides, *line.overrides]
+    return [*overrides, *_wiki_address(pairs), *line.overrides]
+
+
+def _wiki_address(pairs: dict[str, str]) -> list[str]:
+    """Where the wiki retriever is looked for: at IP when it is what training searches; beside a simulation LLM
+    on the same hosts, at its own port."""
+    address = pairs.get("IP", DEFAULT_IP)
+    if pairs.get("SEARCH_MODE") == "wiki":
+        return [f"retriever.wiki.address={_quoted(address)}"]
+    if pairs.get("SEARCH_ENGINE") != "wiki":
+        return []
+    hosts = [urlsplit(url).hostname or "" for url in parse_addresses(address)]
+    return [f"retriever.wiki.address={_quoted(','.join(dict.fromkeys(map(_bracketed, hosts))))}"]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _with_server(line: CommandLine) -> dict[str, str]:
@@ -278,7 +296,7 @@ def named_overrides(line: CommandLine, algorithm: str) -> list[str]:
     overrides = to_overrides(line, algorithm)
     composed = compose_config(overrides)
     retriever = composed.config.retriever
-    start, end = retriever["start_threshold"], retriever["end_threshold"]
+    start, end = retriever.get("start_threshold", 0), retriever.get("end_threshold", 0)
     if start > end:
         print(f"note: START_THRESHOLD {start:g} is above END_THRESHOLD {end:g}: noise falls during the run")
     if "trainer.experiment_name" in _given_overrides(line):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from verl.trainer.aliases import rewrite_overrides
 from verl.trainer.config import PPOTrainerConfig
@@ -31,6 +32,7 @@ _TOLD = (
 _WHERE = (
     "algorithm",
     "retriever.ip",
+    "retriever.wiki.address",
     "trainer.default_local_dir",
     "trainer.experiment_name",
     "trainer.project_name",
@@ -60,23 +62,27 @@ def experiment_name(config: PPOTrainerConfig, algorithm: str, quickstart: bool, 
 
 
 def _description(config: PPOTrainerConfig, algorithm: str) -> list[str]:
-    retriever = config.retriever
-    simulator = retriever["simulation_llm"] or retriever["embedded_model"]
-    engine = retriever.get("search_engine", "none")
     data = [_data_name(file) for file in config.data.train_files]
     parts = [
         algorithm,
         _base(config.actor_rollout_ref.model.path),
         "+".join(dict.fromkeys(data)),
+        *(_search(config.retriever) if "search_mode" in config.retriever else ()),
+        f"steps{config.trainer.total_training_steps}",
+    ]
+    return [_safe(part) for part in parts if _safe(part)]
+
+
+def _search(retriever: Mapping[str, Any]) -> list[str]:
+    engine = retriever["search_engine"]
+    return [
         retriever["search_mode"],
-        _base(simulator),
+        _base(retriever["simulation_llm"] or retriever["embedded_model"]),
         f"noise{retriever['start_threshold']:g}-{retriever['end_threshold']:g}",
         "" if engine == "none" else f"val-{engine}",
         f"turns{retriever['max_turns']}",
         f"topk{retriever['topk']}",
-        f"steps{config.trainer.total_training_steps}",
     ]
-    return [_safe(part) for part in parts if _safe(part)]
 
 
 def _data_name(file: str) -> str:

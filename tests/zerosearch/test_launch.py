@@ -188,6 +188,17 @@ def test_a_policy_of_ones_own_is_searched_with_a_server_on_this_machine_unless_a
     assert ip("retriever.embedded_model=/s") == ip("SEARCH_MODE", "google") == ip("+preset=quickstart") == ""
 
 
+def test_the_wiki_retriever_is_at_ip_or_beside_the_simulation_server() -> None:
+    def address(*words: str) -> str:
+        return compose_config(overrides("MODEL_PATH", "/m", *words)).config.retriever["wiki"]["address"]
+
+    assert address("SEARCH_MODE", "wiki", "IP", "10.0.0.1:7000") == "10.0.0.1:7000"
+    assert address("SEARCH_ENGINE", "wiki", "IP", "10.0.0.1:7000,http://b/v1") == "10.0.0.1,b"
+    assert address("SEARCH_ENGINE", "wiki") == "localhost"
+    assert address("SEARCH_ENGINE", "wiki", "retriever.wiki.address=c") == "c"
+    assert address("SEARCH_ENGINE", "google") == ""
+
+
 def test_own_model_and_data_by_overrides_are_no_quickstart() -> None:
     assert "+preset=quickstart" not in overrides("actor_rollout_ref.model.path=/m", "data.train_files=[a.parquet]")
     assert overrides("+preset=quickstart").count("+preset=quickstart") == 1

@@ -257,7 +257,8 @@ def _bracketed(host: str) -> str:
 def _with_server(line: CommandLine) -> dict[str, str]:
     """The pairs, with the documented IP where a simulation server is used and none is named."""
     mode = _given_overrides(line).get("retriever.search_mode") or line.pairs.get("SEARCH_MODE", "simulate_sft")
-    named = "IP" in line.pairs or {"retriever.ip", "retriever.embedded_model"} & set(_given_overrides(line))
+    settled = {"retriever.ip", "retriever.embedded_model", "environment"} & set(_given_overrides(line))
+    named = "IP" in line.pairs or settled
     served_here = "SIMULATION_LLM" in line.pairs and _is_checkpoint(line.pairs["SIMULATION_LLM"])
     if is_quickstart(line) or named or served_here or not mode.startswith("simulate"):
         return line.pairs

@@ -1,22 +1,30 @@
-"""The search environment: a policy that thinks, searches and answers, with a simulated search engine.
+"""The search environment: a policy that thinks, searches and answers, with a simulated or a real search engine.
 
 ZeroSearch (arXiv 2505.04588).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from verl.agent_loop.base import TRAIN, AgentLoop, AgentLoopContext, RewardFn, RewardInput, RolloutTask, Validation
+from verl.agent_loop.base import (
+    TRAIN,
+    AgentLoop,
+    AgentLoopContext,
+    RewardFn,
+    RewardInput,
+    RolloutTask,
+    RunPlan,
+    Validation,
+)
 from verl.agent_loop.trajectory import SegmentKind, Trajectory
 from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import RolloutEngine
-from zerosearch import report
+from zerosearch import engines, report
 from zerosearch.actions import STOP_STRINGS
 from zerosearch.config import SearchConfig
 from zerosearch.curriculum import noise_probability
@@ -25,19 +33,21 @@ from zerosearch.probe import probe_pairs, query_sensitivity
 from zerosearch.prompts import check_plain_encoding, load_prompt_template, load_simulation_template
 from zerosearch.records import Episode
 from zerosearch.reward import SearchReward, golden_answers, question_of, score_answer
+from zerosearch.search.backend import SearchBackend
+from zerosearch.search.engine import EngineBackend
 from zerosearch.search.simulation import SimulationBackend
 from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
 from zerosearch.simulation.pool import ServerPool, parse_addresses
 from zerosearch.turns import TurnRules, Turns
 
-_ENVIRONMENT_VARIABLE = "env:"
-
 
 class SearchAgentLoop(AgentLoop[SearchConfig]):
     """Runs trajectories of at most ``max_turns`` searches under the noise curriculum.
 
-    Training draws noise with the probability of the task's step; validation runs at noise 0 and,
-    where the curriculum ends above 0, at its end.
+    Training on a simulation LLM draws noise with the probability of the task's step; validation runs
+    at noise 0, where the curriculum ends above 0 at its end, and on ``search_engine`` where
+    validations were asked for in between. Training on a real engine knows no noise, and validation
+    uses that engine first. A mode of a real engine has its name.
     """
 
     Config: ClassVar[type] = SearchConfig
@@ -54,11 +64,12 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             think=config.think,
             corrective_message=config.corrective_message,
         )
+        self._engines: dict[str, EngineBackend] = {}
 
     @cached_property
     def backend(self) -> SimulationBackend:
-        """Made at its first use, when ``services`` has settled the address. Raises ValueError for a wrong
-        address or template."""
+        """The simulation LLM: made at its first use, when ``services`` has settled the address. Raises ValueError
+        for a wrong address or template."""
         config = self.config
         settings = ClientSettings(
             model=config.simulation_llm,
@@ -67,10 +78,19 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             deadline=config.deadline,
             max_concurrency=config.max_concurrency,
         )
-        client = ChatClient(ServerPool(parse_addresses(config.ip)), settings)
+        client = ChatClient(ServerPool(parse_addresses(config.ip), config.outage_deadline), settings)
         template = load_simulation_template(config.prompt_template or config.search_mode)
         sampling = ChatSampling(config.temperature, config.top_p, config.max_tokens)
         return SimulationBackend(config.search_mode, client, template, sampling, config.draw)
+
+    def backend_of(self, mode: str) -> SearchBackend:
+        """What answers the searches of a mode. Raises ValueError for a wrong address or template."""
+        name = self.config.search_mode if mode == TRAIN else mode
+        if name not in engines.IN_WORDS:
+            return self.backend
+        if name not in self._engines:
+            self._engines[name] = engines.make_backend(name, self.config)
+        return self._engines[name]
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -78,13 +98,27 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
 
     @property
     def validation_modes(self) -> tuple[str, ...]:
-        return (report.NOISE_FREE, report.END_NOISE) if self.config.end_threshold > 0 else (report.NOISE_FREE,)
+        real = engines.validation_engines(self.config, self.context.test_freq)
+        if not engines.is_simulated(self.config):
+            return real
+        noise = (report.NOISE_FREE, report.END_NOISE) if self.config.end_threshold > 0 else (report.NOISE_FREE,)
+        return (*noise, *real)
+
+    @classmethod
+    def check(cls, config: SearchConfig, plan: RunPlan) -> list[str]:
+        """A key, address or simulation server that this run needs and does not have."""
+        return engines.problems(config, plan)
+
+    @classmethod
+    def announce(cls, config: SearchConfig, plan: RunPlan) -> list[str]:
+        return engines.announcements(config, plan)
 
     @contextmanager
     def services(self) -> Iterator[SearchConfig]:
-        """Serves ``embedded_model`` where no address is given, and settles the API key."""
-        config = replace(self.config, api_key=_resolved_key(self.config.api_key))
-        if config.ip or not config.embedded_model:
+        """Serves ``embedded_model`` where no address is given, and takes the keys that are needed from the
+        environment."""
+        config = engines.with_keys(self.config, self.context.test_freq)
+        if config.ip or not config.embedded_model or not engines.is_simulated(config):
             yield config
             return
         from zerosearch.simulation.embedded import EmbeddedServer  # the server's dependencies only where one starts
@@ -96,11 +130,16 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             yield replace(config, ip=server.url, simulation_llm=server.model)
 
     async def preflight(self) -> list[str]:
-        """Template, address, every server's model list, and one real search."""
-        if not self.config.ip:
+        """Of everything that this run will search: template, address, a simulation server's model list, and one
+        real search."""
+        names = dict.fromkeys(TRAIN if m in (report.NOISE_FREE, report.END_NOISE) else m for m in self.validation_modes)
+        return [problem for name in names for problem in await self._preflight_of(name)]
+
+    async def _preflight_of(self, mode: str) -> list[str]:
+        if mode == TRAIN and not self.config.ip:
             return ["no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"]
         try:
-            backend = self.backend
+            backend = self.backend_of(mode)
         except ValueError as error:
             return [str(error)]
         return await backend.preflight()
@@ -113,12 +152,14 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             hops=(row.get("extra_info") or {}).get("hops"),
             noise_probability=self._noise_probability(task),
         )
-        turns = Turns(self._rules, task, engine, self.backend, episode)
+        turns = Turns(self._rules, task, engine, self.backend_of(task.mode), episode)
         await turns.run()
         return await self._rewarded(turns, reward)
 
     def _noise_probability(self, task: RolloutTask) -> float:
         config = self.config
+        if not engines.is_simulated(config) or task.mode in engines.IN_WORDS:
+            return 0.0
         if task.mode == TRAIN:
             total = self.context.total_steps
             return noise_probability(
@@ -153,6 +194,13 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
         policy = [list(segment.token_ids) for segment in turns.segments if segment.kind is SegmentKind.POLICY]
         return "".join(str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for ids in policy)
 
+    @property
+    def pause(self) -> str | None:
+        return self.backend.pause if "backend" in self.__dict__ else None
+
+    def paused_seconds(self, since: float) -> float:
+        return self.backend.paused_seconds(since) if "backend" in self.__dict__ else 0.0
+
     def default_reward(self) -> RewardFn:
         return SearchReward(self.config.reward_metric)
 
@@ -176,16 +224,21 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
         return ("f1", "em")
 
     def describe_mode(self, mode: str) -> str:
+        if mode in engines.IN_WORDS:
+            return engines.IN_WORDS[mode]
         return f"noise {self.config.end_threshold:g}" if mode == report.END_NOISE else "noise 0"
 
     def figures(self, validation: Mapping[str, float]) -> dict[str, str]:
-        return report.figures(validation)
+        return report.figures(validation, self.validation_modes[0])
 
     def summary(self, before: Validation, after: Validation) -> dict[str, float]:
         return report.summary(before, after)
 
     async def probe(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Query sensitivity on the last searches of up to ``probe_samples`` rows."""
+        """Query sensitivity of the simulation LLM on the last searches of up to ``probe_samples`` rows; real
+        engines are not probed."""
+        if not engines.is_simulated(self.config):
+            return {}
         pairs = probe_pairs(trajectories, self.config.probe_samples, self.context.seed, self.config.topk)
         return await query_sensitivity(self.backend, pairs) if pairs else {}
 
@@ -202,13 +255,5 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
     async def close(self) -> None:
         if "backend" in self.__dict__:
             await self.backend.close()
-
-
-def _resolved_key(key: str) -> str:
-    """``env:NAME`` as the value of that environment variable."""
-    if not key.startswith(_ENVIRONMENT_VARIABLE):
-        return key
-    name = key.removeprefix(_ENVIRONMENT_VARIABLE)
-    if name not in os.environ:
-        raise ValueError(f"retriever.api_key is {key!r}, but the environment variable {name} is not set")
-    return os.environ[name]
+        for engine in self._engines.values():
+            await engine.close()

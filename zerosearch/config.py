@@ -12,10 +12,13 @@ from zerosearch.actions import ThinkMode
 from zerosearch.prompts import CORRECTIVE_MESSAGE
 from zerosearch.reward import Metric
 from zerosearch.search.noise import Draw
+from zerosearch.search.wiki import WikiProtocol
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+SearchMode = Literal["simulate_sft", "simulate_prompt", "google", "wiki"]
+EngineName = Literal["none", "google", "wiki"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -35,8 +38,32 @@ class EmbeddedConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class GoogleConfig(ReadableAsMapping):
+    """Google through SerpApi. ``api_key``: ``env:NAME``, the environment variable that holds the key; the key
+    itself is refused, because configurations are saved. ``max_pages``: paid requests of one search at most,
+    where a page has fewer than topk results."""
+
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] = "https://serpapi.com"
+    api_key: str = field(default="env:SER_API_KEY", repr=False)
+    max_pages: PositiveInt = 3
+
+
+@dataclass(frozen=True)
+class WikiConfig(ReadableAsMapping):
+    """A retrieval server: ``address`` as ``retriever.ip``, with port 6002 and path /retrieve where absent;
+    ``protocol`` auto tries both once per server (`zerosearch.search.wiki`)."""
+
+    address: str = ""
+    protocol: WikiProtocol = "auto"
+
+
+@dataclass(frozen=True)
 class SearchConfig(ReadableAsMapping):
     """How the policy searches.
+
+    ``search_mode``: what it searches in training, a simulation LLM or a real engine; with a real one
+    there is no noise and no curriculum. ``search_engine``: the real engine that validation uses as well
+    where ``trainer.test_freq`` is above 0. ``google`` and ``wiki`` say how these are reached.
 
     ``ip``: addresses of the simulation servers (host, host:port or URL, comma-separated; port 6001
     and path /v1 where absent). Where it is empty, ``embedded_model`` (a checkpoint or ``pkg://…``)
@@ -55,11 +82,15 @@ class SearchConfig(ReadableAsMapping):
     an open <think> is none. ``corrective_message`` follows an invalid action.
 
     ``request_timeout`` seconds per attempt, ``deadline`` seconds per call with all retries,
-    ``max_concurrency`` requests at once per rollout worker. ``probe_samples`` trajectories at most
+    pauses apart; the run pauses while no simulation server answers and ends after ``outage_deadline``
+    seconds of that; ``max_concurrency`` requests at once per rollout worker. ``probe_samples`` trajectories at most
     measure query sensitivity after a validation; 0 measures nothing.
     """
 
-    search_mode: Literal["simulate_sft", "simulate_prompt"] = "simulate_sft"
+    search_mode: SearchMode = "simulate_sft"
+    search_engine: EngineName = "none"
+    google: GoogleConfig = field(default_factory=GoogleConfig)
+    wiki: WikiConfig = field(default_factory=WikiConfig)
     ip: str = ""
     embedded_model: str = ""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
@@ -80,5 +111,6 @@ class SearchConfig(ReadableAsMapping):
     reward_metric: Metric = "f1"
     request_timeout: PositiveFloat = 120.0
     deadline: PositiveFloat = 240.0
+    outage_deadline: PositiveFloat = 600.0
     max_concurrency: PositiveInt = 256
     probe_samples: NonNegativeInt = 64

@@ -14,7 +14,7 @@ from zerosearch.search.backend import Label
 def search_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Keys ``search/…``; a share or mean over nothing is left out.
 
-    Trajectories that the infrastructure failed enter nothing but ``search/survival``.
+    Trajectories that the infrastructure failed enter nothing but ``search/survival`` and ``search/engine_calls``.
     """
     valid = [t for t in trajectories if not t.lost]
     episodes = [episode for t in valid if (episode := _episode(t)) is not None]
@@ -23,6 +23,7 @@ def search_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_episode_metrics(episodes),
         **_action_metrics(episodes),
         **_search_metrics(searches),
+        **_engine_calls(trajectories),
         **_survival(trajectories),
     }
     return {f"search/{name}": value for name, value in values.items() if value is not None}
@@ -81,6 +82,13 @@ def _search_metrics(searches: Sequence[SearchRecord]) -> dict[str, float | None]
         "truncated_observation_share": _mean(s.truncated for s in searches),
         "retries": _mean(s.attempts - 1 for s in asked),
     }
+
+
+def _engine_calls(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Lost trajectories included: their calls were paid for as well."""
+    searches = [s for t in trajectories if (episode := _episode(t)) is not None for s in episode.searches]
+    real = [search.engine_calls for search in searches if search.label is Label.NONE]
+    return {"engine_calls": float(sum(real))} if real else {}
 
 
 def _survival(trajectories: Sequence[Trajectory]) -> dict[str, float]:

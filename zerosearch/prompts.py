@@ -22,6 +22,8 @@ CORRECTIVE_MESSAGE = (
     "To answer, I write the answer between <answer> and </answer>. Let me try again.\n\n"
 )
 
+NO_RESULTS = "No results were found."
+
 POLICY_PLACEHOLDERS = frozenset({"question"})
 SIMULATION_PLACEHOLDERS = frozenset({"query", "label", "kind", "question", "golden_answers", "topk"})
 """``label`` is Useful or Noisy, ``kind`` the same in lower case; ``golden_answers`` are all, as "a; b"."""
@@ -114,9 +116,10 @@ def check_plain_encoding(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render_information(documents: Sequence[str]) -> str:
-    """The observation after a search; documents come without their ``Doc i: `` prefix."""
+    """The observation after a search; documents come without their ``Doc i: `` prefix. A search that
+    found none says so in plain words."""
     listed = "\n".join(f"Doc {number}: {text}" for number, text in enumerate(documents, start=1))
-    return f"\n\n<information>{listed}</information>\n\n"
+    return f"\n\n<information>{listed or NO_RESULTS}</information>\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class SearchRecord:
     ``documents`` and ``gold_in_documents`` are those the policy saw; ``cut`` counts documents beyond
     topk, ``truncated`` says whether the documents were shortened to fit ``max_observation_length``.
     ``attempts`` is 0 where the answer was remembered. ``latency`` in seconds.
+    ``engine_calls`` counts requests to a real engine, further pages and retries included.
     """
 
     turn: int
@@ -31,6 +32,7 @@ class SearchRecord:
     gold_in_documents: bool
     attempts: int
     latency: float
+    engine_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

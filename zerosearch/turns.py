@@ -57,7 +57,8 @@ class TurnRules:
     ) -> TurnRules:
         """Raises ValueError when ``max_observation_length`` cannot hold the layout of topk documents, or the
         corrective message."""
-        layout = len(encode_plain(tokenizer, render_information([""] * topk)))
+        empty = (render_information([""] * topk), render_information([]))
+        layout = max(len(encode_plain(tokenizer, text)) for text in empty)
         if layout >= limits.max_observation_length:
             raise ValueError(
                 f"rollout.max_observation_length is {limits.max_observation_length}, but {topk} documents "
@@ -206,6 +207,7 @@ class Turns:
             gold_in_documents=any(contains_gold(text, self.episode.golden_answers) for text in observation.documents),
             attempts=result.attempts,
             latency=result.latency,
+            engine_calls=result.engine_calls,
         )
 
     def _observe(self, ids: TokenIds, info: SearchRecord | InvalidKind) -> TrajectoryStatus | None:

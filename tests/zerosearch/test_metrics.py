@@ -120,7 +120,7 @@ def test_figures() -> None:
         "val/noise_0/search/answer_rate": 0.75,
         "val/search/query_sensitivity": 0.98,
     }
-    assert report.figures(validation) == {
+    assert report.figures(validation, "noise_0") == {
         "searches per question": "1.500",
         "answered": "0.750",
         "query sensitivity": "0.980",

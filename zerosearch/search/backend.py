@@ -34,7 +34,8 @@ class SearchRequest:
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """``documents`` without their ``Doc i: `` prefix, at most topk; ``cut`` counts those beyond.
-    ``latency`` in seconds, all attempts together."""
+    ``latency`` in seconds, all attempts together. ``engine_calls``: requests sent to a real engine, further
+    pages and retries included; 0 for simulated searches and remembered answers."""
 
     documents: tuple[str, ...]
     label: Label
@@ -42,6 +43,7 @@ class SearchResult:
     attempts: int
     latency: float
     cut: int = 0
+    engine_calls: int = 0
 
 
 class SearchBackend(Protocol):

@@ -14,26 +14,26 @@ DEFAULT_PATH = "/v1"
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
-def parse_addresses(addresses: str) -> tuple[str, ...]:
+def parse_addresses(addresses: str, port: int = DEFAULT_PORT, path: str = DEFAULT_PATH) -> tuple[str, ...]:
     """Base URLs from a comma-separated list of ``host``, ``host:port`` and URLs.
 
-    Port 6001 and path /v1 are put where absent, whatever the scheme; the default scheme is http.
+    ``port`` and ``path`` are put where absent, whatever the scheme; the default scheme is http.
     Repeated addresses count once. Raises ValueError naming the wrong item.
     """
     items = [item.strip() for item in addresses.split(",") if item.strip()]
     if not items:
         raise ValueError("no server address: give host, host:port or a URL, comma-separated")
-    return tuple(dict.fromkeys(map(_base_url, items)))
+    return tuple(dict.fromkeys(_base_url(item, port, path) for item in items))
 
 
-def _base_url(item: str) -> str:
+def _base_url(item: str, port: int, path: str) -> str:
     parts = urlsplit(item if "://" in item else f"http://{_bracketed(item)}")
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"server address {item!r}: the scheme must be http or https, not {parts.scheme!r}")
     if parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"server address {item!r}: only scheme, host, port and path are allowed")
     host = _checked_host(parts.hostname, item)
-    return f"{parts.scheme}://{host}:{_port(parts.netloc, item)}{parts.path.rstrip('/') or DEFAULT_PATH}"
+    return f"{parts.scheme}://{host}:{_port(parts.netloc, item, port)}{parts.path.rstrip('/') or path}"
 
 
 def _bracketed(item: str) -> str:
@@ -52,10 +52,10 @@ def _checked_host(host: str | None, item: str) -> str:
     return host
 
 
-def _port(netloc: str, item: str) -> int:
+def _port(netloc: str, item: str, default: int) -> int:
     _, colon, text = netloc.rpartition("]")[2].rpartition(":")
     if not colon:
-        return DEFAULT_PORT
+        return default
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
         raise ValueError(f"server address {item!r}: {text!r} is not a port (1 to 65535)")
     return int(text)

@@ -1,0 +1,135 @@
+"""Which search engines a run uses, what is missing for them, and what they cost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from verl.agent_loop.base import RunPlan
+from zerosearch.config import SearchConfig
+from zerosearch.search.engine import EngineBackend
+from zerosearch.search.google import GoogleSearch
+from zerosearch.search.http import HttpSettings
+from zerosearch.search.wiki import WikiRetriever
+from zerosearch.simulation.pool import parse_addresses
+
+GOOGLE, WIKI = "google", "wiki"
+IN_WORDS = {GOOGLE: "Google search", WIKI: "wiki retriever"}
+"""Real engines by the name of their validation mode."""
+
+_ENVIRONMENT_VARIABLE = "env:"
+_WIKI_PORT = 6002
+_WIKI_PATH = "/retrieve"
+
+
+def is_simulated(config: SearchConfig) -> bool:
+    """Whether training searches a simulation LLM."""
+    return config.search_mode not in IN_WORDS
+
+
+def validation_engines(config: SearchConfig, test_freq: int) -> tuple[str, ...]:
+    """The real engines that validation uses; the training's own comes first."""
+    asked = (config.search_engine,) if test_freq > 0 else ()
+    return tuple(dict.fromkeys(name for name in (config.search_mode, *asked) if name in IN_WORDS))
+
+
+def make_backend(name: str, config: SearchConfig) -> EngineBackend:
+    """A real engine, its key already settled (`with_keys`). Raises ValueError for a wrong address."""
+    settings = HttpSettings(config.request_timeout, config.deadline, config.max_concurrency)
+    if name == WIKI:
+        urls = parse_addresses(config.wiki.address, _WIKI_PORT, _WIKI_PATH)
+        return EngineBackend(name, WikiRetriever(urls, config.wiki.protocol, settings))
+    assert name == GOOGLE, name
+    google, key = config.google, config.google.api_key
+    return EngineBackend(name, GoogleSearch(google.base_url, key, google.max_pages, replace(settings, secret=key)))
+
+
+def with_keys(config: SearchConfig, test_freq: int) -> SearchConfig:
+    """The keys that this run needs taken from the environment. Raises ValueError naming the variable not set."""
+    if is_simulated(config):
+        config = replace(config, api_key=_resolved_key("retriever.api_key", config.api_key))
+    if GOOGLE in validation_engines(config, test_freq):
+        key = _resolved_key("retriever.google.api_key", config.google.api_key)
+        config = replace(config, google=replace(config.google, api_key=key))
+    return config
+
+
+def _resolved_key(name: str, key: str) -> str:
+    """``env:NAME`` as the value of that environment variable."""
+    if not key.startswith(_ENVIRONMENT_VARIABLE):
+        return key
+    variable = key.removeprefix(_ENVIRONMENT_VARIABLE)
+    if not os.environ.get(variable):
+        raise ValueError(f"{name} is {key!r}, but the environment variable {variable} is not set")
+    return os.environ[variable]
+
+
+def problems(config: SearchConfig, plan: RunPlan) -> list[str]:
+    """What is missing for the searches of this run, as far as the configuration and the environment tell."""
+    found: list[str] = []
+    engines = validation_engines(config, plan.test_freq)
+    if is_simulated(config) and not config.ip and not config.embedded_model:
+        found.append(
+            "no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"
+        )
+    if GOOGLE in engines:
+        found += _key_problems(config.google.api_key)
+    if WIKI in engines:
+        found += _wiki_problems(config.wiki.address)
+    return found
+
+
+def _key_problems(key: str) -> list[str]:
+    """Never repeats a key."""
+    variable = key.removeprefix(_ENVIRONMENT_VARIABLE)
+    if variable == key:
+        fix = "give env:NAME, the environment variable that holds it (default: env:SER_API_KEY)"
+        return [f"retriever.google.api_key would be saved with the configuration: {fix}"]
+    if not os.environ.get(variable):
+        fix = f"set {variable} to a SerpApi key, or use another SEARCH_MODE and SEARCH_ENGINE"
+        return [f"Google search needs the environment variable {variable}, which is not set: {fix}"]
+    return []
+
+
+def _wiki_problems(address: str) -> list[str]:
+    try:
+        parse_addresses(address, _WIKI_PORT, _WIKI_PATH)
+    except ValueError as error:
+        return [f"the wiki retriever needs retriever.wiki.address: {error}"]
+    return []
+
+
+def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
+    """The greatest number of paid calls, factor by factor; and that the validation's engine is off where it is."""
+    lines: list[str] = []
+    if config.search_mode == GOOGLE and plan.total_steps > 0:
+        lines.append(_training_calls(config, plan))
+    if GOOGLE in validation_engines(config, plan.test_freq) and plan.validations > 0:
+        lines.append(_validation_calls(config, plan))
+    if lines:
+        lines.append(
+            "a search whose page has fewer results than topk takes up to "
+            f"{config.google.max_pages} calls (retriever.google.max_pages), a retry one more; "
+            "a query that a rollout worker repeats takes none; the check of the key takes one"
+        )
+    if plan.test_freq == 0 and config.search_engine not in ("none", config.search_mode):
+        name = IN_WORDS[config.search_engine]
+        lines.append(f"validation with {name} is off: it runs only where trainer.test_freq is above 0")
+    return lines
+
+
+def _training_calls(config: SearchConfig, plan: RunPlan) -> str:
+    calls = plan.trajectories_per_step * plan.total_steps * config.max_turns
+    return (
+        f"Google search, training: at most {calls:,} paid calls = {plan.trajectories_per_step:,} trajectories a step"
+        f" x {plan.total_steps:,} steps x {config.max_turns} searches a trajectory (retriever.max_turns)"
+    )
+
+
+def _validation_calls(config: SearchConfig, plan: RunPlan) -> str:
+    calls = plan.validation_rows * plan.validation_samples * config.max_turns * plan.validations
+    return (
+        f"Google search, validation: at most {calls:,} paid calls = {plan.validation_rows:,} rows"
+        f" x {plan.validation_samples} trajectories a row x {config.max_turns} searches a trajectory"
+        f" (retriever.max_turns) x {plan.validations} validations (trainer.test_freq={plan.test_freq})"
+    )

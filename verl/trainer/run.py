@@ -88,6 +88,7 @@ class TrainingRun:
         self._exit_code = 1
 
     def execute(self) -> None:
+        print("overrides: " + (" ".join(self._composed.overrides) or "none"))
         print(f"run directory: {self._directory.path}", flush=True)
         with self._timer.phase("startup"):
             self._trainer = RayPPOTrainer(self._assemble())

@@ -115,7 +115,6 @@ def test_the_environments_plan_counts_trajectories_and_validations() -> None:
     assert plan() == (20, 32, 2)
     assert plan("trainer.test_freq=5") == (20, 32, 5)
     assert plan("trainer.test_freq=6", "trainer.val_before_train=false") == (20, 32, 4)
-    assert plan("trainer.test_freq=6", "trainer.val_only=true") == (20, 32, 1)
     assert plan("trainer.val_only=true") == (0, 32, 1)
     assert run_plan(compose_config(overrides).config, 0).validations == 0
 

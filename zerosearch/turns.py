@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.agent_loop.base import RolloutLimits, RolloutTask
+from verl.agent_loop.base import RolloutLimits, RolloutTask, RunEndingError
 from verl.agent_loop.trajectory import Segment, SegmentKind, TokenIds, TrajectoryStatus
 from verl.workers.rollout.engine import (
     Generation,
@@ -223,7 +223,7 @@ class Turns:
 async def _search_anew_once(backend: SearchBackend, request: SearchRequest) -> SearchResult:
     try:
         return await backend.search(request)
-    except RequestRejectedError:
+    except (RequestRejectedError, RunEndingError):
         raise
     except InfrastructureError:
         return await backend.search(request)

@@ -73,7 +73,7 @@ async def test_trajectories_repeat_whatever_else_runs_and_a_dead_server_is_typed
     await asyncio.gather(first.close(), second.close())
 
     late = make_loop(simulation_llm, bpe_tokenizer, tmp_path)
-    late.config = replace(config, deadline=0.5)
+    late.config = replace(config, deadline=0.5, outage_deadline=0.5)
     with pytest.raises(InfrastructureError, match=config.ip):
         await run_rows(late, make_engine, range(1))
     (problem,) = await late.preflight()

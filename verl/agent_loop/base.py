@@ -18,9 +18,14 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.trajectory import Prompt, Trajectory
 from verl.utils.paths import resolve_path
-from verl.workers.rollout.engine import RolloutEngine, SampleKey, SamplingParams
+from verl.workers.rollout.engine import InfrastructureError, RolloutEngine, SampleKey, SamplingParams
 
 ConfigT = TypeVar("ConfigT")
+
+
+class RunEndingError(InfrastructureError):
+    """A service that a run cannot do without is given up: nothing is generated anew, the run ends."""
+
 
 TRAIN = "train"
 """The mode of training rollouts; every other mode is one an environment lists for validation."""
@@ -163,6 +168,16 @@ class AgentLoop(ABC, Generic[ConfigT]):
         Raises InfrastructureError when something other than the policy failed; the caller then
         regenerates the sample once and otherwise records INFRASTRUCTURE_FAILED.
         """
+
+    @property
+    def pause(self) -> str | None:
+        """While no service answers and trajectories wait for one: which, since when and why, in a sentence that
+        stays the same. An environment that pauses must end the pause itself, by going on or by RunEndingError."""
+        return None
+
+    def paused_seconds(self, since: float) -> float:
+        """How much of the time from ``since`` (``time.monotonic``) to now was paused: no deadline counts it."""
+        return 0.0
 
     def default_reward(self) -> RewardFn:
         """The environment's own reward. Raises ValueError where it has none and a user must supply one."""

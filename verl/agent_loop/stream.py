@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 
 from verl.agent_loop.base import RolloutTask
 from verl.agent_loop.trajectory import Trajectory
+from verl.agent_loop.worker import Collected
 from verl.workers.rollout.engine import InfrastructureError
 
 _POLL_SECONDS = 5.0
@@ -24,7 +25,8 @@ class TrajectoryStream:
     """Trajectories of several rollout workers as one stream.
 
     ``stall_seconds`` without any finished trajectory while some are due raises InfrastructureError:
-    every trajectory has a deadline of its own, so such a silence means a worker is stuck.
+    every trajectory has a deadline of its own, so such a silence means a worker is stuck. While an
+    environment is paused no silence counts; the pause and its end are printed.
     """
 
     def __init__(self, workers: Sequence[ActorHandle], stall_seconds: float) -> None:
@@ -34,6 +36,8 @@ class TrajectoryStream:
         self._pending: dict[ray.ObjectRef, int] = {}
         self._ready: list[Trajectory] = []
         self._next_worker = 0
+        self._pauses: dict[int, str] = {}
+        self._paused_since = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -65,21 +69,35 @@ class TrajectoryStream:
                 remaining -= 1
                 yield self._ready.pop(0)
                 last_progress = time.monotonic()
-            else:
-                self._poll(last_progress)
+            elif self._poll() or self._pauses:
+                last_progress = time.monotonic()
+            elif time.monotonic() - last_progress > self._stall_seconds:
+                waiting = {index: due for index, due in enumerate(self._due) if due}
+                raise InfrastructureError(
+                    f"no trajectory finished for {self._stall_seconds:.0f} s; due by rollout worker: {waiting}"
+                )
 
-    def _poll(self, last_progress: float) -> None:
+    def _poll(self) -> bool:
+        """Whether trajectories became ready, or a pause began or ended."""
+        before = dict(self._pauses)
         for index, due in enumerate(self._due):
             if due and index not in self._pending.values():
                 self._pending[self._workers[index].collect.remote(_POLL_SECONDS)] = index
         done, _ = ray.wait(list(self._pending), timeout=_POLL_SECONDS)
         for ref in done:
             index = self._pending.pop(ref)
-            finished = ray.get(ref)
-            self._due[index] -= len(finished)
-            self._ready.extend(finished)
-        if not self._ready and time.monotonic() - last_progress > self._stall_seconds:
-            waiting = {index: due for index, due in enumerate(self._due) if due}
-            raise InfrastructureError(
-                f"no trajectory finished for {self._stall_seconds:.0f} s; due by rollout worker: {waiting}"
-            )
+            collected: Collected = ray.get(ref)
+            self._due[index] -= len(collected.finished)
+            self._ready.extend(collected.finished)
+            self._note(index, collected.pause)
+        return bool(self._ready) or self._pauses != before
+
+    def _note(self, index: int, pause: str | None) -> None:
+        """Prints when the first worker pauses and when the last goes on."""
+        if pause is not None and not self._pauses:
+            self._paused_since = time.monotonic()
+            print(f"paused: {pause}", flush=True)
+        if pause is not None:
+            self._pauses[index] = pause
+        elif self._pauses.pop(index, None) is not None and not self._pauses:
+            print(f"resumed after {time.monotonic() - self._paused_since:.0f} s", flush=True)

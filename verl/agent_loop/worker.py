@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from verl.agent_loop.base import AgentLoop, AgentLoopContext, RewardFn, RolloutLimits, RolloutTask
+from verl.agent_loop.base import AgentLoop, AgentLoopContext, RewardFn, RolloutLimits, RolloutTask, RunEndingError
 from verl.agent_loop.reward import with_user_reward
 from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
 from verl.single_controller.base import Worker
@@ -24,6 +23,17 @@ from verl.workers.rollout.torch_engine import TorchEngine
 
 BEGIN, END = "begin", "end"
 """In a trajectory's timings: when it started and ended, seconds since the epoch on the worker's clock."""
+
+
+_LOOK_AGAIN = 0.1
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What has finished, and the environment's sentence while it is paused."""
+
+    finished: list[Trajectory]
+    pause: str | None
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class RolloutWorker(Worker):
         super().__init__()
         self._spec = spec
         self._running: set[asyncio.Task[None]] = set()
+        self._told: str | None = None
 
     async def init_model(self) -> None:
         """Loads tokenizer, engine and environment. Raises ValueError for what cannot be used."""
@@ -100,16 +111,17 @@ class RolloutWorker(Worker):
         if error is not None:
             self._finished.put_nowait(error)
 
-    async def collect(self, timeout: float) -> list[Trajectory]:
-        """What has finished; waits up to ``timeout`` seconds for the first. A fault in the code of an
-        environment is raised here and ends the run."""
+    async def collect(self, timeout: float) -> Collected:
+        """What has finished; waits up to ``timeout`` seconds for the first, or for a pause to begin or end. A
+        fault in the code of an environment and a RunEndingError are raised here and end the run."""
+        until = time.monotonic() + timeout
+        while self._finished.empty() and self._loop.pause == self._told and time.monotonic() < until:
+            await asyncio.sleep(min(_LOOK_AGAIN, timeout))
         finished: list[Trajectory] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                finished.append(_or_raise(await self._finished.get()))
         while not self._finished.empty():
             finished.append(_or_raise(self._finished.get_nowait()))
-        return finished
+        self._told = self._loop.pause
+        return Collected(finished, self._told)
 
     async def _run(self, task: RolloutTask) -> None:
         async with self._slots:
@@ -122,10 +134,26 @@ class RolloutWorker(Worker):
     async def _attempt(self, task: RolloutTask, last: bool = False) -> Trajectory | None:
         """None after a failure that is not the policy's; on the last attempt a record of it."""
         try:
-            async with asyncio.timeout(self._spec.rollout.trajectory_timeout):
-                return await self._loop.run(task, self._engine, self._reward)
+            return await self._within_timeout(task)
+        except RunEndingError:
+            raise
         except (InfrastructureError, TimeoutError) as error:
             return _failed(task, error) if last else None
+
+    async def _within_timeout(self, task: RolloutTask) -> Trajectory:
+        """Raises TimeoutError after ``trajectory_timeout`` seconds in which the environment was not paused."""
+        begin, limit = time.monotonic(), self._spec.rollout.trajectory_timeout
+        job = asyncio.ensure_future(self._loop.run(task, self._engine, self._reward))
+        try:
+            while not job.done():
+                left = limit - (time.monotonic() - begin) + self._loop.paused_seconds(begin)
+                if left <= 0:
+                    raise TimeoutError(f"not finished within {limit:g} s")
+                await asyncio.wait({job}, timeout=max(left, _LOOK_AGAIN))
+            return job.result()
+        finally:
+            job.cancel()
+            await asyncio.wait({job})
 
     async def begin_weights(self, version: int) -> None:
         await self._engine.begin_weights(version)

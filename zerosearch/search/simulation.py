@@ -70,12 +70,12 @@ class SimulationBackend:
         result, shared = await self._answers.get(identity, lambda: self._simulate(request, label))
         return replace(result, attempts=0, latency=0.0) if shared else result
 
-    async def _simulate(self, request: SearchRequest, label: Label) -> SearchResult:
+    async def _simulate(self, request: SearchRequest, label: Label, patient: bool = True) -> SearchResult:
         prompt = self.render(request, label)
         attempts, latency = 0, 0.0
         for empty_replies in range(_ATTEMPTS_AT_EMPTY_REPLIES):
             seed = document_seed(request, self._draw, empty_replies)
-            reply = await self._client.complete(prompt, self._sampling, seed)
+            reply = await self._client.complete(prompt, self._sampling, seed, patient=patient)
             attempts, latency = attempts + reply.attempts, latency + reply.latency
             parsed = parse_documents(reply.text, request.topk)
             if parsed.documents:
@@ -83,6 +83,15 @@ class SimulationBackend:
         raise InfrastructureError(
             f"{self._client.urls[0]}: {_ATTEMPTS_AT_EMPTY_REPLIES} replies without a document for {request.query!r}"
         )
+
+    @property
+    def pause(self) -> str | None:
+        """A sentence while every server is down."""
+        return self._client.pause
+
+    def paused_seconds(self, since: float) -> float:
+        """How much of the time from ``since`` (``time.monotonic``) to now every server was down."""
+        return self._client.paused_seconds(since)
 
     def render(self, request: SearchRequest, label: Label) -> str:
         """The prompt of one search; of a query longer than 512 characters its beginning."""
@@ -118,7 +127,8 @@ class SimulationBackend:
         key = SampleKey(seed=0, step=0, uid="preflight", sample=0)
         question = "What is the capital of France?"
         try:
-            await self.search(SearchRequest("capital of France", question, ("Paris",), 0.0, key, turn=1, topk=1))
+            request = SearchRequest("capital of France", question, ("Paris",), 0.0, key, turn=1, topk=1)
+            await self._simulate(request, Label.USEFUL, patient=False)
         except InfrastructureError as error:
             return [f"a trial search failed ({error}): check the simulation server, its model and retriever.*"]
         return []

@@ -1,7 +1,7 @@
 """An asynchronous client of OpenAI chat completions for simulation LLMs (vLLM, sglang, ours).
 
 Invariants: every sampling field is sent, so that no default of a server or of a model's
-generation_config applies; every call ends within its deadline; jitter moves only when a retry
+generation_config applies; every call ends within its deadline, pauses apart; jitter moves only when a retry
 happens, never what is asked.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Mapping
@@ -22,11 +23,14 @@ import aiohttp
 
 from verl.workers.rollout.engine import InfrastructureError
 from zerosearch.search.single_flight import SingleFlight
-from zerosearch.simulation.pool import ServerPool
+from zerosearch.simulation.pool import Lease, ServerPool
 
 _FIRST_BACKOFF = 0.25
 _LONGEST_BACKOFF = 8.0
 _SHOWN_CHARACTERS = 500
+_LOOK_AGAIN = 0.1
+_PROBE_TIMEOUT = 30.0
+_OVERLOADED = (429, 503)
 _JITTER = random.Random()
 
 
@@ -44,6 +48,10 @@ class _RetryableError(Exception):
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class _OverloadedError(_RetryableError):
+    """A server that lives and has too much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class _Call:
     """How far one call has come."""
 
     url: str
+    patient: bool
     attempts: int = 0
     failure: str = "none, the first attempt was still waiting"
     begin: float = field(default_factory=time.monotonic)
@@ -112,21 +121,32 @@ class ChatClient:
         return self._pool.urls
 
     @property
+    def pause(self) -> str | None:
+        """A sentence while every server is down."""
+        return self._pool.pause
+
+    def paused_seconds(self, since: float) -> float:
+        """How much of the time from ``since`` (``time.monotonic``) to now every server was down."""
+        return self._pool.paused_seconds(since)
+
+    @property
     def model(self) -> str:
         """The configured model name; "" where each server is asked."""
         return self._settings.model
 
-    async def complete(self, prompt: str, sampling: ChatSampling, seed: int) -> ChatReply:
+    async def complete(self, prompt: str, sampling: ChatSampling, seed: int, *, patient: bool = True) -> ChatReply:
         """The reply to one user message.
 
         Retries connection errors, timeouts, 429, 5xx and malformed replies with backoff. Raises
         ServerUnavailableError when the deadline leaves no further attempt, RequestRejectedError at once for
         every other status; both name the URL and what the server said.
+
+        While every server is down the call waits, which does not count against its deadline unless it is not
+        ``patient``. Raises ServerOutageError when they stay down.
         """
-        call = _Call(self.urls[0])
+        call = _Call(self.urls[0], patient)
         try:
-            async with asyncio.timeout(self._settings.deadline):
-                text = await self._until_answered(call, _body(prompt, sampling, seed))
+            text = await self._until_answered(call, _body(prompt, sampling, seed))
         except TimeoutError as error:
             waited = f"no answer within {self._settings.deadline:g} s (attempts: {call.attempts})"
             raise ServerUnavailableError(f"{call.url}: {waited}; last failure: {call.failure}") from error
@@ -134,15 +154,67 @@ class ChatClient:
 
     async def _until_answered(self, call: _Call, body: Mapping[str, Any]) -> str:
         while True:
-            call.attempts += 1
-            with self._pool.lease(avoid=call.url if call.attempts > 1 else None) as call.url:
+            await self._admission(call)
+            pause = 0.0
+            with self._pool.lease(avoid=call.url if call.attempts else None) as lease:
+                call.url = lease.url
+                call.attempts += 1
                 try:
-                    return await self._attempt(call.url, body)
+                    return await self._judged_attempt(call, lease, body)
                 except _RetryableError as error:
                     call.failure, pause = str(error), _pause(call.attempts, error.retry_after)
-            if call.seconds + pause > self._settings.deadline:
+            await self._rest(call, pause)
+
+    async def _admission(self, call: _Call) -> None:
+        """Returns when a request may begin. Raises TimeoutError when the call's time is over and
+        ServerOutageError when the servers' is."""
+        while True:
+            self._pool.check()
+            if self._left(call) <= 0:
                 raise TimeoutError
-            await asyncio.sleep(pause)
+            if self._pool.admits:
+                return
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _rest(self, call: _Call, seconds: float) -> None:
+        """The wait between two attempts; none while every server is down, where probes set the pace."""
+        if self._pool.pause is None:
+            if seconds > self._left(call):
+                raise TimeoutError
+            await asyncio.sleep(seconds)
+
+    def _left(self, call: _Call) -> float:
+        """Seconds of the call's deadline; a patient call does not count those in which every server was down."""
+        paused = self._pool.paused_seconds(call.begin) if call.patient else 0.0
+        return self._settings.deadline - call.seconds + paused
+
+    async def _judged_attempt(self, call: _Call, lease: Lease, body: Mapping[str, Any]) -> str:
+        """One attempt, whose outcome tells the pool whether the server is up."""
+        try:
+            text = await self._timed_attempt(call, lease, body)
+        except RequestRejectedError:
+            self._pool.succeeded(lease.url)
+            raise
+        except _OverloadedError:
+            raise
+        except _RetryableError as error:
+            self._pool.failed(lease.url, str(error))
+            raise
+        self._pool.succeeded(lease.url)
+        return text
+
+    async def _timed_attempt(self, call: _Call, lease: Lease, body: Mapping[str, Any]) -> str:
+        """Ends with the call's deadline, or the servers' where they are down."""
+        seconds = min(math.inf if lease.probe and call.patient else self._left(call), self._pool.outage_left)
+        begin = time.monotonic()
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                if lease.probe:
+                    await self._ask_models(lease.url, _PROBE_TIMEOUT)
+                return await self._attempt(lease.url, body)
+        except TimeoutError as error:
+            silent = f"{lease.url}: no answer within {time.monotonic() - begin:.3g} s"
+            raise _RetryableError(silent) from error
 
     async def served_models(self, url: str) -> tuple[str, ...]:
         """The model names that one server offers. Raises ServerUnavailableError or RequestRejectedError."""
@@ -166,8 +238,8 @@ class ChatClient:
     async def _first_model(self, url: str) -> str:
         return (await self._ask_models(url))[0]
 
-    async def _ask_models(self, url: str) -> tuple[str, ...]:
-        reply = await self._request("GET", f"{url}/models", None)
+    async def _ask_models(self, url: str, timeout: float = math.inf) -> tuple[str, ...]:
+        reply = await self._request("GET", f"{url}/models", None, timeout)
         try:
             names = tuple(str(entry["id"]) for entry in reply["data"])
         except (KeyError, TypeError) as error:
@@ -176,14 +248,15 @@ class ChatClient:
             raise _RetryableError(f"{url}/models lists no model")
         return names
 
-    async def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout)
+    async def _request(self, method: str, url: str, body: Mapping[str, Any] | None, longest: float = math.inf) -> Any:
+        seconds = min(self._settings.request_timeout, longest)
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._here().session.request(method, url, json=body, timeout=timeout) as response:
                 content = await response.read()
                 return _decoded(url, response.status, response.headers, content)
         except TimeoutError as error:
-            raise _RetryableError(f"{url}: no answer within {self._settings.request_timeout:g} s") from error
+            raise _RetryableError(f"{url}: no answer within {seconds:g} s") from error
         except aiohttp.ClientError as error:
             raise _RetryableError(f"{url}: {type(error).__name__}: {error}") from error
 
@@ -224,7 +297,8 @@ def _pause(attempts: int, retry_after: float) -> float:
 
 def _decoded(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Any:
     if status in (408, 429) or status >= 500:
-        raise _RetryableError(f"{url}: HTTP {status}: {error_message(content)}", _retry_after(headers))
+        kind = _OverloadedError if status in _OVERLOADED else _RetryableError
+        raise kind(f"{url}: HTTP {status}: {error_message(content)}", _retry_after(headers))
     if status >= 300:
         raise RequestRejectedError(f"{url}: HTTP {status}: {error_message(content)}")
     try:

@@ -8,6 +8,7 @@ import ray
 from verl.agent_loop.base import RolloutTask
 from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Prompt, Trajectory
+from verl.agent_loop.worker import Collected
 from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
 
 
@@ -25,12 +26,12 @@ class EchoWorker:
                 uid, sample = task.prompt.uid, task.key.sample
                 await self.finished.put(Trajectory(uid, sample, 1, task.mode, (1,), data_source=self.name))
 
-    async def collect(self, timeout: float) -> list[Trajectory]:
+    async def collect(self, timeout: float) -> Collected:
         try:
             async with asyncio.timeout(min(timeout, 0.2)):
-                return [await self.finished.get()]
+                return Collected([await self.finished.get()], None)
         except TimeoutError:
-            return []
+            return Collected([], None)
 
 
 def tasks(*uids: str, n: int = 2) -> list[RolloutTask]:

@@ -7,7 +7,7 @@ import pytest
 from tests.verl.agent_loop.flaky import FlakyConfig, FlakyLoop
 from verl.agent_loop.base import RolloutLimits, RolloutTask
 from verl.agent_loop.trajectory import Prompt, Trajectory, TrajectoryStatus
-from verl.agent_loop.worker import RolloutSpec, RolloutWorker
+from verl.agent_loop.worker import Collected, RolloutSpec, RolloutWorker
 from verl.utils.paths import resolve_path
 from verl.workers.config import CustomRewardConfig, RolloutConfig
 from verl.workers.rollout.engine import SampleKey, SamplingParams
@@ -45,7 +45,7 @@ async def run(worker: RolloutWorker, *tasks: RolloutTask) -> dict[str, Trajector
     await worker.submit(tasks)
     done: list[Trajectory] = []
     while len(done) < len(tasks):
-        done += await worker.collect(10)
+        done += (await worker.collect(10)).finished
     return {t.uid: t for t in done}
 
 
@@ -73,4 +73,4 @@ async def test_a_bug_in_an_environment_ends_the_run_with_its_own_error(worker: R
 
 
 async def test_collecting_nothing_returns_after_the_timeout(worker: RolloutWorker) -> None:
-    assert await worker.collect(0.01) == []
+    assert await worker.collect(0.01) == Collected([], None)

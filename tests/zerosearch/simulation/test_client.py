@@ -18,7 +18,7 @@ from zerosearch.simulation.client import (
     ServerUnavailableError,
     error_message,
 )
-from zerosearch.simulation.pool import ServerPool, parse_addresses
+from zerosearch.simulation.pool import ServerOutageError, ServerPool, parse_addresses
 
 SETTINGS = ClientSettings(request_timeout=2.0, deadline=5.0)
 SAMPLING = ChatSampling()
@@ -34,8 +34,9 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 async def make_client() -> AsyncIterator[MakeClient]:
     made: list[ChatClient] = []
 
-    def make(*addresses: str, **changes: Any) -> ChatClient:
-        made.append(ChatClient(ServerPool(parse_addresses(",".join(addresses))), replace(SETTINGS, **changes)))
+    def make(*addresses: str, outage_deadline: float = 30.0, **changes: Any) -> ChatClient:
+        pool = ServerPool(parse_addresses(",".join(addresses)), outage_deadline)
+        made.append(ChatClient(pool, replace(SETTINGS, **changes)))
         return made[-1]
 
     yield make
@@ -137,13 +138,50 @@ async def test_a_refusal_fails_at_once_with_url_and_message(
         assert part in str(caught.value)
 
 
-async def test_a_dead_server_is_a_typed_failure_within_the_deadline(dead_address: str, make_client: MakeClient) -> None:
-    begin = time.monotonic()
-    with pytest.raises(ServerUnavailableError) as caught:
-        await make_client(dead_address, deadline=0.5).complete("a", SAMPLING, 1)
-    assert time.monotonic() - begin < 5
-    assert f"http://{dead_address}/v1" in str(caught.value)
-    assert "no answer within 0.5 s" in str(caught.value)
+async def test_a_server_that_stays_dead_ends_the_run_within_the_outage_deadline(
+    dead_address: str, make_client: MakeClient
+) -> None:
+    client = make_client(dead_address, deadline=60, outage_deadline=0.5)
+    failures = await asyncio.gather(*(client.complete("a", SAMPLING, i) for i in range(3)), return_exceptions=True)
+    for failure in failures:
+        assert isinstance(failure, ServerOutageError)
+        assert f"http://{dead_address}/v1 does not answer since" in str(failure)
+        assert "given up after 0.5 s" in str(failure)
+
+
+async def test_an_impatient_call_ends_with_its_own_deadline(dead_address: str, make_client: MakeClient) -> None:
+    with pytest.raises(ServerUnavailableError, match=r"no answer within 0\.5 s"):
+        await make_client(dead_address, deadline=0.5).complete("a", SAMPLING, 1, patient=False)
+
+
+async def test_calls_wait_past_their_deadline_for_a_server_that_comes_back(
+    chat_server: Any, reply: Any, make_client: MakeClient
+) -> None:
+    """Endless 500s outlast the deadline; then all calls are answered, each once."""
+    chat_server.script = [reply(500, {"error": "out of order"})] * 8
+    client = make_client(chat_server.address, deadline=0.6)
+    replies = await asyncio.gather(*(client.complete(str(i), SAMPLING, i) for i in range(3)))
+    assert [r.text for r in replies] == ["Doc 1: nothing"] * 3
+    assert max(r.latency for r in replies) > 0.6
+    assert client.pause is None
+
+
+async def test_overload_is_no_outage(chat_server: Any, reply: Any, make_client: MakeClient) -> None:
+    chat_server.script = [reply(503, {"message": "queue full"}), reply(429, {"error": "slow"})] * 4
+    client = make_client(chat_server.address)
+    assert (await client.complete("a", SAMPLING, 1)).attempts == 9
+    assert client.paused_seconds(0) == 0
+
+
+async def test_every_twentieth_request_failing_never_pauses(
+    chat_server: Any, reply: Any, make_client: MakeClient
+) -> None:
+    good = reply(200, {"choices": [{"message": {"content": "fine"}}]})
+    chat_server.script = ([good] * 19 + [reply(500, {"error": "boom"})]) * 5
+    client = make_client(chat_server.address)
+    replies = [await client.complete("a", SAMPLING, i) for i in range(95)]
+    assert sum(r.attempts for r in replies) == 99
+    assert client.paused_seconds(0) == 0
 
 
 async def test_a_silent_server_is_a_typed_failure_within_the_deadline(
@@ -275,10 +313,10 @@ async def test_cancelling_a_call_frees_its_place(chat_server: Any, make_client: 
 
 def test_one_client_serves_several_event_loops() -> None:
     """The driver runs preflight and probe in loops of their own."""
-    client = ChatClient(ServerPool(parse_addresses("127.0.0.1:9")), replace(SETTINGS, deadline=0.05))
+    client = ChatClient(ServerPool(parse_addresses("127.0.0.1:9"), 0.05), replace(SETTINGS, deadline=0.05))
 
     async def call() -> None:
-        with pytest.raises(ServerUnavailableError):
+        with pytest.raises(InfrastructureError):
             await client.complete("a", SAMPLING, 1)
         await client.close()
 

@@ -152,6 +152,27 @@ def test_summary_pairs_rows_by_their_id() -> None:
     )
 
 
+def test_scores_of_different_backends_never_share_a_key() -> None:
+    simulated, real = rows({"a": 0.5}), rows({"a": 1.0, "b": 0.0})
+    found = report.summary({"noise_0": simulated}, {"noise_0": simulated, "google": real})
+    assert (found["held_out_f1_after"], found["held_out_f1_after_google"]) == (0.5, 0.5)
+    assert (found["held_out_n"], found["held_out_n_google"]) == (1, 2)
+    assert "held_out_f1_before_google" not in found
+    only_real = report.summary({"wiki": real}, {"wiki": real})
+    assert only_real and all(key.endswith("_wiki") for key in only_real)
+    assert report.figures({"val/google/search/searches": 2.0, "val/noise_0/search/searches": 1.0}, "google") == {
+        "searches per question": "2.000"
+    }
+
+
+def test_calls_of_real_engines_are_summed_lost_trajectories_included() -> None:
+    paid = replace(SEARCH, label=Label.NONE, backend="google", engine_calls=3)
+    kept = replace(EPISODE, searches=(paid, replace(paid, attempts=0, engine_calls=0), SEARCH))
+    failed = replace(EPISODE, searches=(paid,), failed_query="r")
+    assert search_metrics([trajectory(ANSWERED, kept), trajectory(FAILED, failed)])["search/engine_calls"] == 6.0
+    assert "search/engine_calls" not in search_metrics([trajectory(ANSWERED, replace(EPISODE, searches=(SEARCH,)))])
+
+
 def test_several_samples_of_a_row_are_one_row() -> None:
     several = [ScoredRow("a", 0, "d", {"f1": 1.0, "em": 1.0}), ScoredRow("a", 1, "d", {"f1": 0.0, "em": 0.0})]
     found = report.summary({"noise_0": several}, {"noise_0": several})

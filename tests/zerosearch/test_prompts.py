@@ -109,6 +109,7 @@ def test_added_ordinary_tokens_stay_single(bpe_tokenizer: PreTrainedTokenizerFas
 
 def test_render_information() -> None:
     assert render_information(["x", "y"]) == "\n\n<information>Doc 1: x\nDoc 2: y</information>\n\n"
+    assert render_information([]) == "\n\n<information>No results were found.</information>\n\n"
 
 
 def test_a_short_observation_is_whole(bpe_tokenizer: PreTrainedTokenizerFast) -> None:

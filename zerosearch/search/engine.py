@@ -25,6 +25,11 @@ class Found:
 
 class SearchEngine(Protocol):
     @property
+    def urls(self) -> tuple[str, ...]:
+        """Base URLs, without any key."""
+        ...
+
+    @property
     def fix(self) -> str:
         """What to look at when it does not answer."""
         ...
@@ -47,6 +52,10 @@ class EngineBackend:
         self._name = name
         self._engine = engine
         self._answers: SingleFlight[SearchResult] = SingleFlight(_REMEMBERED)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self._engine.urls
 
     async def search(self, request: SearchRequest) -> SearchResult:
         """Raises InfrastructureError; a remembered result has 0 attempts, engine calls and latency."""

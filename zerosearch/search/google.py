@@ -35,6 +35,10 @@ class GoogleSearch:
         self._max_pages = max_pages
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        return self._client.urls
+
+    @property
     def fix(self) -> str:
         return "check SER_API_KEY (retriever.google.api_key), the account's quota and retriever.google.base_url"
 

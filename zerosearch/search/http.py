@@ -27,6 +27,7 @@ _FIRST_BACKOFF = 0.25
 _LONGEST_BACKOFF = 8.0
 _SHOWN_CHARACTERS = 300
 _JITTER = random.Random()
+_QUERY_SAFE = "?/:@-._~!$'()*,"
 
 
 class RetryableError(Exception):
@@ -129,6 +130,8 @@ class JsonClient:
                 return self._decoded(url, response.status, response.headers, content)
         except TimeoutError:
             raise RetryableError(f"{url}: no answer within {self._settings.request_timeout:g} s") from None
+        except aiohttp.ClientResponseError as error:
+            raise RetryableError(self.without_secret(f"{url}: broken HTTP: {error.message}")) from None
         except aiohttp.ClientError as error:
             raise RetryableError(self.without_secret(f"{url}: {type(error).__name__}: {error}")) from None
 
@@ -150,7 +153,8 @@ class JsonClient:
 
     def without_secret(self, text: str) -> str:
         secret = self._settings.secret
-        for form in {secret, quote(secret, safe=""), quote_plus(secret)} - {""}:
+        encoded = {encode(secret, safe=safe) for encode in (quote, quote_plus) for safe in ("", "/", _QUERY_SAFE)}
+        for form in {secret, *encoded} - {""}:
             text = text.replace(form, "***")
         return text
 

@@ -63,6 +63,10 @@ class WikiRetriever:
         self._known: SingleFlight[str] = SingleFlight(len(urls))
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        return self._client.urls
+
+    @property
     def fix(self) -> str:
         return "start the retrieval server, or correct retriever.wiki.address and retriever.wiki.protocol"
 

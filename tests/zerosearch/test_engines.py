@@ -1,0 +1,92 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from verl.agent_loop.base import RunPlan
+from verl.utils.config import build_config
+from zerosearch.agent_loop import SearchAgentLoop
+from zerosearch.config import SearchConfig
+
+PLAN = RunPlan(
+    total_steps=200, trajectories_per_step=320, validation_rows=125, validation_samples=2, validations=5, test_freq=50
+)
+UNASKED = replace(PLAN, test_freq=0, validations=2)
+
+
+def config(**values: Any) -> SearchConfig:
+    return build_config(SearchConfig, values, "retriever")
+
+
+def problems(plan: RunPlan = PLAN, **values: Any) -> list[str]:
+    return SearchAgentLoop.check(config(**values), plan)
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SER_API_KEY", raising=False)
+
+
+def test_a_simulation_needs_a_server_or_a_model() -> None:
+    (problem,) = problems()
+    assert "give IP (retriever.ip)" in problem
+    assert problems(ip="node1") == problems(embedded_model="/m") == []
+
+
+def test_a_key_is_missed_only_where_it_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plan, values in [
+        (PLAN, {"search_mode": "google"}),
+        (UNASKED, {"search_mode": "google"}),
+        (PLAN, {"search_engine": "google", "ip": "a"}),
+    ]:
+        (problem,) = problems(plan, **values)
+        assert "SER_API_KEY, which is not set: set SER_API_KEY" in problem
+    assert problems(UNASKED, search_engine="google", ip="a") == []
+    monkeypatch.setenv("SER_API_KEY", "k")
+    assert problems(search_mode="google") == []
+    (other,) = problems(search_mode="google", google={"api_key": "env:OTHER"})
+    assert "OTHER, which is not set" in other
+
+
+def test_a_key_itself_is_refused_without_being_told() -> None:
+    (problem,) = problems(search_mode="google", google={"api_key": "s3cret"})
+    assert "env:SER_API_KEY" in problem
+    assert "s3cret" not in problem
+
+
+def test_an_address_of_the_wiki_retriever() -> None:
+    (missing,) = problems(search_mode="wiki")
+    assert missing.startswith("the wiki retriever needs retriever.wiki.address")
+    (wrong,) = problems(search_engine="wiki", ip="a", wiki={"address": "b:port"})
+    assert "'port' is not a port" in wrong
+    assert problems(UNASKED, search_engine="wiki", ip="a") == []
+    assert problems(search_mode="wiki", wiki={"address": "b"}) == []
+
+
+def announced(plan: RunPlan = PLAN, **values: Any) -> list[str]:
+    return SearchAgentLoop.announce(config(**values), plan)
+
+
+def test_paid_calls_are_estimated_before_they_are_made() -> None:
+    training, validation, more = announced(search_mode="google", max_turns=4)
+    assert "at most 256,000 paid calls = 320 trajectories a step x 200 steps x 4 searches" in training
+    assert "at most 5,000 paid calls = 125 rows x 2 trajectories a row x 4 searches" in validation
+    assert "x 5 validations" in validation
+    assert "up to 3 calls (retriever.google.max_pages)" in more
+    (only_validation, _) = announced(search_engine="google", max_turns=4)
+    assert only_validation == validation
+
+
+def test_what_is_free_or_off_is_not_estimated() -> None:
+    assert announced() == announced(search_engine="wiki") == announced(search_mode="wiki") == []
+    (off,) = announced(UNASKED, search_engine="google")
+    assert off == "validation with Google search is off: it runs only where trainer.test_freq is above 0"
+    (own, _) = announced(replace(UNASKED, validations=0), search_mode="google", search_engine="google")
+    assert own.startswith("Google search, training")
+
+
+def test_configuration_of_engines_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"retriever\.google\.base_url") as caught:
+        config(search_engine="bing", google={"base_url": "https://x/?api_key=1"}, wiki={"protocol": "x"})
+    assert "retriever.search_engine" in str(caught.value)
+    assert "retriever.wiki.protocol" in str(caught.value)

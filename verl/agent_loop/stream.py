@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from verl.agent_loop.base import RolloutTask
+from verl.agent_loop.base import RolloutTask, RunEndingError
 from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import Collected
 from verl.workers.rollout.engine import InfrastructureError
@@ -86,7 +86,7 @@ class TrajectoryStream:
         done, _ = ray.wait(list(self._pending), timeout=_POLL_SECONDS)
         for ref in done:
             index = self._pending.pop(ref)
-            collected: Collected = ray.get(ref)
+            collected = _collected(ref)
             self._due[index] -= len(collected.finished)
             self._ready.extend(collected.finished)
             self._note(index, collected.pause)
@@ -101,3 +101,14 @@ class TrajectoryStream:
             self._pauses[index] = pause
         elif self._pauses.pop(index, None) is not None and not self._pauses:
             print(f"resumed after {time.monotonic() - self._paused_since:.0f} s", flush=True)
+
+
+def _collected(ref: ray.ObjectRef) -> Collected:
+    """Raises the worker's RunEndingError as it is: its words are for the user, the worker's stack is not."""
+    try:
+        collected: Collected = ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RunEndingError):
+            raise error.cause from None
+        raise
+    return collected

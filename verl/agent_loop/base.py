@@ -195,6 +195,10 @@ class AgentLoop(ABC, Generic[ConfigT]):
     def check_row(cls, row: Mapping[str, Any]) -> None:
         """Raises ValueError saying what of a data row the environment cannot use; the caller adds file and row."""
 
+    @classmethod
+    def check_reward(cls, row: Mapping[str, Any]) -> None:
+        """As `check_row`, for what the environment's own reward needs: not asked where the user supplies the reward."""
+
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The environment's own metrics of a set of trajectories (one step's, or one validation mode's)."""
         return {}

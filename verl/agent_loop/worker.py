@@ -97,7 +97,7 @@ class RolloutWorker(Worker):
     def _make_reward(self) -> RewardFn:
         custom = self._spec.custom_reward
         function = load_from_file(custom.path, custom.name) if custom.path else None
-        return with_user_reward(self._loop.default_reward(), function, custom.timeout)
+        return with_user_reward(self._loop.default_reward, function, custom.timeout)
 
     async def submit(self, tasks: Sequence[RolloutTask]) -> None:
         for task in tasks:

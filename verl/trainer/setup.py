@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.agent_loop.base import AgentLoop, AgentLoopContext, RolloutLimits
 from verl.trainer.config import DataConfig, PPOTrainerConfig
 from verl.utils.config import build_config
-from verl.utils.dataset.rl_dataset import PromptFormat, RLHFDataset, RowPolicy
+from verl.utils.dataset.rl_dataset import PromptFormat, RLHFDataset, RowCheck, RowPolicy
 from verl.utils.import_path import load_by_path
 from verl.utils.paths import resolve_path
 from verl.utils.tokenizer import eos_token_ids, hf_tokenizer
@@ -89,9 +89,21 @@ def _load_rows(
     config: PPOTrainerConfig, files: Sequence[str], max_samples: int, tokenizer: PreTrainedTokenizerBase
 ) -> RLHFDataset:
     policy = RowPolicy(config.data.invalid_rows, config.data.duplicate_rows)
-    check = environment_class(config).check_row
+    check = _row_check(config)
     prompt_format = make_prompt_format(config)
     return RLHFDataset([resolve_path(f) for f in files], tokenizer, prompt_format, check, max_samples, policy)
+
+
+def _row_check(config: PPOTrainerConfig) -> RowCheck:
+    environment = environment_class(config)
+    if config.custom_reward_function.path:
+        return environment.check_row
+
+    def check(row: Mapping[str, Any]) -> None:
+        environment.check_row(row)
+        environment.check_reward(row)
+
+    return check
 
 
 def make_prompt_format(config: PPOTrainerConfig) -> PromptFormat:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from verl.agent_loop.base import RewardInput
-from verl.agent_loop.reward import UserReward
+from verl.agent_loop.base import RewardFn, RewardInput
+from verl.agent_loop.reward import UserReward, with_user_reward
 from verl.workers.rollout.engine import InfrastructureError
 
 GIVEN = RewardInput("nq", "text", "a", {"reward_model": {"ground_truth": ["x"]}, "extra_info": {"index": 3}})
@@ -42,3 +42,17 @@ async def test_coroutine_functions_are_awaited() -> None:
 async def test_a_late_reward_is_a_failure_of_the_infrastructure() -> None:
     with pytest.raises(InfrastructureError, match="longer than"):
         await UserReward(lambda **_: time.sleep(0.3), 0.01)(GIVEN)
+
+
+async def test_a_reward_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="nan"):
+        await UserReward(lambda **_: float("nan"), 5)(GIVEN)
+
+
+def test_an_environment_without_a_reward_of_its_own_takes_the_users() -> None:
+    def none() -> RewardFn:
+        raise ValueError("set custom_reward_function.path")
+
+    assert isinstance(with_user_reward(none, lambda **_: 1.0, 5), UserReward)
+    with pytest.raises(ValueError, match="custom_reward_function"):
+        with_user_reward(none, None, 5)

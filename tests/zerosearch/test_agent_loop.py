@@ -1,5 +1,4 @@
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from verl.agent_loop.base import TRAIN, AgentLoopContext, RolloutLimits, RolloutTask
+from verl.agent_loop.base import TRAIN, AgentLoopContext, RolloutLimits, RolloutTask, RunEndingError
 from verl.agent_loop.trajectory import Prompt, SegmentKind, Trajectory, TrajectoryStatus
 from verl.utils.config import build_config, to_plain
 from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
@@ -346,14 +345,12 @@ async def test_rows_that_skip_searching_do_not_shift_the_others(
         assert f"correct answers: Gold {number}\n" in prompt
 
 
-async def test_a_dead_server_is_a_typed_failure_within_two_deadlines(
+async def test_a_server_that_stays_dead_is_a_typed_failure_at_the_outage_deadline(
     run: Run, make_loop: Callable[..., SearchAgentLoop], make_engine: Any, dead_address: str, bpe_tokenizer: Any
 ) -> None:
-    loop, engine = make_loop(ip=dead_address, deadline=0.3), make_engine("<search>who?</search>")
-    begin = time.monotonic()
-    with pytest.raises(InfrastructureError, match=dead_address) as caught:
+    loop, engine = make_loop(ip=dead_address, outage_deadline=0.3), make_engine("<search>who?</search>")
+    with pytest.raises(RunEndingError, match=dead_address) as caught:
         await loop.run(make_task(bpe_tokenizer), engine, loop.default_reward())
-    assert time.monotonic() - begin < 10
     assert engine.released == ["train/1/row/0"]
     assert caught.value.environment.failed_query == "who?"
     assert caught.value.environment.searches_begun == 1

@@ -40,7 +40,7 @@ def make_summary(
         "seconds_by_phase": {name: round(value, 3) for name, value in clock.phases.items()},
         "failures": dict(trainer.failures + trainer.validator.failures) if trainer else {},
     }
-    if trainer and environment and trainer.validator.first:
+    if trainer and environment and trainer.validator.last:
         validator = trainer.validator
         summary |= environment.summary(validator.first, validator.last)
         summary |= {name.rpartition("/")[2]: value for name, value in validator.probe.items()}
@@ -58,7 +58,7 @@ def print_report(
 ) -> None:
     """The closing tables: held-out scores before and after, the environment's figures, time, places."""
     console = Console(width=110, highlight=False)
-    if trainer.validator.first:
+    if trainer.validator.last:
         console.print(_score_table(environment, trainer.validator.first, trainer.validator.last))
     figures = Table(title="The run", show_header=False)
     for name, value in environment.figures(trainer.validator.metrics).items():
@@ -102,4 +102,6 @@ def _before_and_after(first: Sequence[ScoredRow], last: Sequence[ScoredRow], sco
 
 
 def _interval(interval: Interval) -> str:
+    if not interval.n:
+        return "-"
     return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

@@ -16,7 +16,7 @@ def check_lengths(config: PPOTrainerConfig, context_length: int | None, findings
             f"rollout.max_turn_length ({rollout.max_turn_length}) exceeds data.max_response_length "
             f"({data.max_response_length}), which is the budget of the whole trajectory after the prompt: raise it"
         )
-    elif rollout.max_turn_length + rollout.max_observation_length > data.max_response_length:
+    elif rollout.max_turn_length < data.max_response_length < rollout.max_turn_length + rollout.max_observation_length:
         findings.warn(
             f"one turn ({rollout.max_turn_length} tokens) and one observation ({rollout.max_observation_length}) can "
             f"fill data.max_response_length ({data.max_response_length}), the budget of the whole trajectory"

@@ -21,8 +21,9 @@ VALIDATION_STEP = 0
 
 
 class Validator:
-    """Scores every row of the development split ``val_kwargs.n`` times per mode; keeps first and last.
+    """Scores every row of the development split ``val_kwargs.n`` times per mode.
 
+    ``first`` is the validation before training, empty without one; ``last`` the most recent one.
     ``score`` is the mean reward of the last validation in the environment's first mode, by which the best
     weights are chosen.
     """
@@ -45,7 +46,7 @@ class Validator:
         metrics = {f"val/{m}/{k}": v for m, rows in results.items() for k, v in self._mode_metrics(rows).items()}
         self.probe = self._parts.runner.run(self._parts.environment.probe(without_lost(results[modes[0]])))
         scored = {mode: [_scored(t) for t in without_lost(rows)] for mode, rows in results.items()}
-        self.first = self.first or scored
+        self.first = scored if step == 0 else self.first
         self.last = scored
         self.score = metrics.get(f"val/{modes[0]}/reward/mean", float("nan"))
         self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from verl.agent_loop.alarm_rule import AlarmRule
 from verl.agent_loop.base import (
     TRAIN,
     AgentLoop,
@@ -26,6 +27,7 @@ from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import RolloutEngine
 from zerosearch import engines, report
 from zerosearch.actions import STOP_STRINGS
+from zerosearch.alarms import search_rules
 from zerosearch.config import SearchConfig
 from zerosearch.curriculum import noise_probability
 from zerosearch.metrics import search_metrics
@@ -215,6 +217,9 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         return search_metrics(trajectories)
+
+    def alarm_rules(self) -> Sequence[AlarmRule]:
+        return search_rules(self.config.alarms)
 
     def headline(self, metrics: Mapping[str, float]) -> str:
         return report.headline(metrics)

@@ -58,6 +58,18 @@ class WikiConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class SearchAlarmConfig(ReadableAsMapping):
+    """Signs of collapse in the search metrics, beside those of ``trainer.alarms``, whose ``steps`` holds for
+    them; null switches one off."""
+
+    answer_rate: Probability | None = 0.6
+    valid_actions: Probability | None = 0.6
+    searches: Annotated[float, Field(ge=0)] | None = 0.2
+    repeated_queries: Probability | None = 0.5
+    searches_lost: Probability | None = 0.9
+
+
+@dataclass(frozen=True)
 class SearchConfig(ReadableAsMapping):
     """How the policy searches.
 
@@ -84,7 +96,8 @@ class SearchConfig(ReadableAsMapping):
     ``request_timeout`` seconds per attempt, ``deadline`` seconds per call with all retries,
     pauses apart; the run pauses while no simulation server answers and ends after ``outage_deadline``
     seconds of that; ``max_concurrency`` requests at once per rollout worker. ``probe_samples`` trajectories at most
-    measure query sensitivity after a validation; 0 measures nothing.
+    measure query sensitivity after a validation; 0 measures nothing. ``alarms``: bounds of the search
+    environment's signs of collapse.
     """
 
     search_mode: SearchMode = "simulate_sft"
@@ -114,3 +127,4 @@ class SearchConfig(ReadableAsMapping):
     outage_deadline: PositiveFloat = 600.0
     max_concurrency: PositiveInt = 256
     probe_samples: NonNegativeInt = 64
+    alarms: SearchAlarmConfig = field(default_factory=SearchAlarmConfig)

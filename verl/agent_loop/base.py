@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.agent_loop.alarm_rule import AlarmRule
 from verl.agent_loop.trajectory import Prompt, Trajectory
 from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import InfrastructureError, RolloutEngine, SampleKey, SamplingParams
@@ -202,6 +203,10 @@ class AgentLoop(ABC, Generic[ConfigT]):
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The environment's own metrics of a set of trajectories (one step's, or one validation mode's)."""
         return {}
+
+    def alarm_rules(self) -> Sequence[AlarmRule]:
+        """Signs of collapse in the environment's own metrics of a training step; the trainer watches them."""
+        return ()
 
     def headline(self, metrics: Mapping[str, float]) -> str:
         """The environment's part of the one line a person reads per step."""

@@ -32,6 +32,7 @@ from verl.workers.config import (
 __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
+    "AlarmConfig",
     "AlgorithmConfig",
     "CriticConfig",
     "CustomRewardConfig",
@@ -129,6 +130,28 @@ class EnvironmentConfig(ReadableAsMapping):
 
 
 @dataclass(frozen=True)
+class AlarmConfig(ReadableAsMapping):
+    """When a run says that it may be collapsing; null switches an alarm off.
+
+    An alarm begins after ``steps`` steps in a row beyond its bound and ends after as many within it.
+    ``entropy_…`` and ``response_…`` are multiples of the first value of the run, ``kl`` and
+    ``sampler_mismatch`` nats per policy token, ``nonfinite_updates`` skipped updates in one step, the
+    others shares.
+    """
+
+    steps: PositiveInt = 3
+    entropy_low: NonNegativeFloat | None = 0.05
+    entropy_high: PositiveFloat | None = 3.0
+    kl: PositiveFloat | None = 0.5
+    response_short: NonNegativeFloat | None = 0.1
+    response_long: PositiveFloat | None = 5.0
+    truncated: Fraction | None = 0.5
+    zero_variance: Fraction | None = 0.9
+    sampler_mismatch: PositiveFloat | None = 0.1
+    nonfinite_updates: NonNegativeFloat | None = 0.0
+
+
+@dataclass(frozen=True)
 class TrainerConfig(ReadableAsMapping):
     """``n_gpus_per_node`` 0 trains on CPU with ``nproc_per_node`` ranks a node. A frequency of 0 is never.
 
@@ -158,6 +181,7 @@ class TrainerConfig(ReadableAsMapping):
     save_best: bool = True
     save_freq: NonNegativeInt = 0
     object_store_megabytes: PositiveInt | None = None
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
 
     @property
     def ranks_per_node(self) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from verl.agent_loop.base import AgentLoop, ScoredRow, Validation, scores_by_row
+from verl.trainer.alarms import AlarmRecord
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.intervals import Interval, bootstrap_mean
 
@@ -39,6 +40,7 @@ def make_summary(
         "seconds_total": round(clock.total, 2),
         "seconds_by_phase": {name: round(value, 3) for name, value in clock.phases.items()},
         "failures": dict(trainer.failures + trainer.validator.failures) if trainer else {},
+        "alarms": [asdict(record) for record in trainer.alarms.records] if trainer else [],
     }
     if trainer and environment and trainer.validator.last:
         validator = trainer.validator
@@ -65,6 +67,7 @@ def print_report(
         figures.add_row(name, value)
     figures.add_row("steps", str(summary["steps"]))
     figures.add_row("lost to the infrastructure", str(summary["failures"] or "none"))
+    figures.add_row("alarms", ", ".join(map(_alarm, trainer.alarms.records)) or "none")
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary["seconds_by_phase"].items())
     figures.add_row("seconds by phase", phases)
     times = ("setup", "startup", "training", "total")
@@ -72,6 +75,15 @@ def print_report(
     for name, place in places.items():
         figures.add_row(name, place)
     console.print(figures)
+
+
+def _alarm(record: AlarmRecord) -> str:
+    steps = (
+        f"step {record.first_step}"
+        if record.first_step == record.last_step
+        else (f"steps {record.first_step} to {record.last_step}")
+    )
+    return f"{record.name} ({steps})"
 
 
 def _score_table(environment: AgentLoop[Any], first: Validation, last: Validation) -> Table:

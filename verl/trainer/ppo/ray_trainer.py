@@ -11,6 +11,7 @@ from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import BEGIN, END
 from verl.protocol import DataProto
+from verl.trainer.alarms import Alarms, trainer_rules
 from verl.trainer.config import ActorConfig, CriticConfig
 from verl.trainer.ppo.advantage_step import AdvantageStep
 from verl.trainer.ppo.metric_utils import (
@@ -55,6 +56,8 @@ class RayPPOTrainer:
         self.weights = WeightKeeper(
             config.trainer, parts.actor_group, parts.run.path / "checkpoints", parts.environment.stop_strings
         )
+        alarms = config.trainer.alarms
+        self.alarms = Alarms([*trainer_rules(alarms), *parts.environment.alarm_rules()], alarms.steps)
         self.failures: Counter[str] = Counter()
         self.steps_done = 0
         self._step_began = time.perf_counter()
@@ -186,7 +189,10 @@ class RayPPOTrainer:
         timing = compute_timing_metrics({**self._timer.take_step(), "step": seconds})
         overhead = {"perf/overhead_share": 1 - sum(metrics[name] for name in _COMPUTING if name in metrics) / seconds}
         with self._timer.phase("log"):
-            self._parts.tracking.log(metrics | timing | overhead, step, line)
+            report = self.alarms.observe(step, metrics)
+            self._parts.tracking.log(metrics | timing | overhead | report.metrics, step, line)
+            for sentence in report.lines:
+                print(sentence, flush=True)
 
     def _line(self, step: int, metrics: Mapping[str, float], seconds: float) -> str:
         """What a person reads of a step; what was not measured is left out."""

@@ -23,7 +23,7 @@ def trainer_on(rows: Sequence[Row], directory: Path) -> ray_trainer.RayPPOTraine
     """A trainer without workers: enough for what the driver decides alone."""
     parts: dict[str, Any] = {
         "config": PPOTrainerConfig(data=DataConfig(train_batch_size=len(rows))),
-        "environment": SimpleNamespace(stop_strings=(), validation_modes=("validation",)),
+        "environment": SimpleNamespace(stop_strings=(), validation_modes=("validation",), alarm_rules=tuple),
         "rollout_group": SimpleNamespace(workers=[]),
         "run": SimpleNamespace(path=directory),
         "train_set": rows,

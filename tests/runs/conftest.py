@@ -15,8 +15,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the script; whatever a failed test left running is killed."""
     started: list[RunningScript] = []
 
-    def begin(*arguments: str) -> RunningScript:
-        started.append(RunningScript(tmp_path, arguments))
+    def begin(*arguments: str, algorithm: str = "grpo") -> RunningScript:
+        started.append(RunningScript(tmp_path, arguments, algorithm))
         return started[-1]
 
     yield begin

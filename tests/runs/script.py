@@ -69,14 +69,14 @@ def _command_if_marked(pid: int, needle: bytes) -> str | None:
 
 
 class RunningScript:
-    """``bash train_grpo.sh`` with its output in a file."""
+    """``bash train_{algorithm}.sh`` with its output in a file."""
 
-    def __init__(self, root: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, root: Path, arguments: Sequence[str], algorithm: str = "grpo") -> None:
         self.mark = uuid.uuid4().hex
         self.root = root
         self.log = root / f"output-{self.mark[:6]}.txt"
         environment = {**os.environ, MARK: self.mark, "WANDB_MODE": "offline"}
-        command = ["bash", str(ROOT / "train_grpo.sh"), *arguments, f"trainer.default_local_dir={root}"]
+        command = ["bash", str(ROOT / f"train_{algorithm}.sh"), *arguments, f"trainer.default_local_dir={root}"]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=environment, preexec_fn=_interruptible

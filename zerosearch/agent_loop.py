@@ -22,6 +22,7 @@ from verl.agent_loop.base import (
     RunPlan,
     Validation,
 )
+from verl.agent_loop.pauses import telling_pauses
 from verl.agent_loop.trajectory import SegmentKind, Trajectory
 from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import RolloutEngine
@@ -245,7 +246,7 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
         if not engines.is_simulated(self.config):
             return {}
         pairs = probe_pairs(trajectories, self.config.probe_samples, self.context.seed, self.config.topk)
-        return await query_sensitivity(self.backend, pairs) if pairs else {}
+        return await telling_pauses(self, query_sensitivity(self.backend, pairs)) if pairs else {}
 
     def state_dict(self) -> dict[str, Any]:
         """What fixes the curriculum and the draws."""

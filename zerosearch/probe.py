@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from verl.agent_loop.base import RunEndingError
 from verl.agent_loop.trajectory import Trajectory
 from verl.workers.rollout.engine import InfrastructureError, SampleKey
 from zerosearch.records import Episode
@@ -59,7 +60,7 @@ async def query_sensitivity(backend: SearchBackend, pairs: Sequence[ProbePair]) 
     """P(gold in documents | own query) - P(gold in documents | another row's query).
 
     1: only the right query is answered; 0: the simulator tells the gold whatever it is asked. Pairs
-    that the infrastructure failed are left out; empty where none remains.
+    that the infrastructure failed are left out; empty where none remains. Raises RunEndingError.
     """
     outcomes = await asyncio.gather(*(_outcome(backend, pair) for pair in pairs))
     done = [outcome for outcome in outcomes if outcome is not None]
@@ -78,6 +79,8 @@ async def query_sensitivity(backend: SearchBackend, pairs: Sequence[ProbePair]) 
 async def _outcome(backend: SearchBackend, pair: ProbePair) -> tuple[bool, bool] | None:
     try:
         return await _finds_gold(backend, pair.own), await _finds_gold(backend, pair.other)
+    except RunEndingError:
+        raise
     except InfrastructureError:
         return None
 

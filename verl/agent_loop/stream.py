@@ -8,12 +8,13 @@ that a group shares its prompt's key/value cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ray
 from ray.actor import ActorHandle
 
 from verl.agent_loop.base import RolloutTask, RunEndingError
+from verl.agent_loop.pauses import PauseTeller
 from verl.agent_loop.trajectory import Trajectory
 from verl.agent_loop.worker import Collected
 from verl.workers.rollout.engine import InfrastructureError
@@ -26,18 +27,21 @@ class TrajectoryStream:
 
     ``stall_seconds`` without any finished trajectory while some are due raises InfrastructureError:
     every trajectory has a deadline of its own, so such a silence means a worker is stuck. While an
-    environment is paused no silence counts; the pause and its end are printed.
+    environment is paused no silence counts; the pause and its end are printed. ``on_progress`` is called
+    whenever trajectories became ready, and again and again during a pause.
     """
 
-    def __init__(self, workers: Sequence[ActorHandle], stall_seconds: float) -> None:
+    def __init__(
+        self, workers: Sequence[ActorHandle], stall_seconds: float, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         self._workers = list(workers)
         self._stall_seconds = stall_seconds
+        self._on_progress = on_progress
         self._due = [0] * len(self._workers)
         self._pending: dict[ray.ObjectRef, int] = {}
         self._ready: list[Trajectory] = []
         self._next_worker = 0
-        self._pauses: dict[int, str] = {}
-        self._paused_since = 0.0
+        self._pauses = PauseTeller()
 
     @property
     def in_flight(self) -> int:
@@ -69,7 +73,8 @@ class TrajectoryStream:
                 remaining -= 1
                 yield self._ready.pop(0)
                 last_progress = time.monotonic()
-            elif self._poll() or self._pauses:
+            elif self._poll() or self._pauses.paused:
+                self._on_progress()
                 last_progress = time.monotonic()
             elif time.monotonic() - last_progress > self._stall_seconds:
                 waiting = {index: due for index, due in enumerate(self._due) if due}
@@ -79,7 +84,7 @@ class TrajectoryStream:
 
     def _poll(self) -> bool:
         """Whether trajectories became ready, or a pause began or ended."""
-        before = dict(self._pauses)
+        before = self._pauses.paused
         for index, due in enumerate(self._due):
             if due and index not in self._pending.values():
                 self._pending[self._workers[index].collect.remote(_POLL_SECONDS)] = index
@@ -89,18 +94,8 @@ class TrajectoryStream:
             collected = _collected(ref)
             self._due[index] -= len(collected.finished)
             self._ready.extend(collected.finished)
-            self._note(index, collected.pause)
-        return bool(self._ready) or self._pauses != before
-
-    def _note(self, index: int, pause: str | None) -> None:
-        """Prints when the first worker pauses and when the last goes on."""
-        if pause is not None and not self._pauses:
-            self._paused_since = time.monotonic()
-            print(f"paused: {pause}", flush=True)
-        if pause is not None:
-            self._pauses[index] = pause
-        elif self._pauses.pop(index, None) is not None and not self._pauses:
-            print(f"resumed after {time.monotonic() - self._paused_since:.0f} s", flush=True)
+            self._pauses.note(index, collected.pause)
+        return bool(self._ready) or self._pauses.paused != before
 
 
 def _collected(ref: ray.ObjectRef) -> Collected:

@@ -158,7 +158,8 @@ class TrainerConfig(ReadableAsMapping):
     ``critic_warmup`` steps update the critic alone. ``val_every_mode`` false runs only the first validation
     mode between the first and the last validation. ``val_only`` validates once and trains nothing.
     ``save_last`` and ``save_best`` keep the policy's last weights (also when a run fails) and those of the
-    best validation; ``save_freq`` refreshes the last.
+    best validation; ``save_freq`` refreshes the last. ``watchdog_timeout`` seconds without progress end the run with
+    the stacks of its processes, 0 being never.
     """
 
     n_gpus_per_node: NonNegativeInt = 0
@@ -181,6 +182,7 @@ class TrainerConfig(ReadableAsMapping):
     save_best: bool = True
     save_freq: NonNegativeInt = 0
     object_store_megabytes: PositiveInt | None = None
+    watchdog_timeout: NonNegativeFloat = 3600.0
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
 
     @property

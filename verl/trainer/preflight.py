@@ -22,6 +22,7 @@ from verl.trainer.setup import (
     make_prompt_format,
 )
 from verl.trainer.sizes import check_batches, check_lengths, check_rows
+from verl.trainer.watchdog import watchdog_problems
 from verl.utils.dataset.rl_dataset import listed, render_prompt
 from verl.utils.dataset.row_files import SUFFIXES, read_columns
 from verl.utils.import_path import load_from_file
@@ -41,6 +42,7 @@ def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Input
     _check_critic_model(config, findings)
     check_lengths(config, policy.context_length if policy else None, findings)
     check_batches(config, findings)
+    findings.problems.extend(watchdog_problems(config))
     readable = _check_data_files(config, findings)
     _check_reward(config, findings)
     _check_resources(config, policy, machine or Machine.here(), findings)

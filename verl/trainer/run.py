@@ -31,6 +31,7 @@ from verl.trainer.resources import cluster_problem
 from verl.trainer.run_dir import RunDirectory
 from verl.trainer.setup import Inputs, device_name, make_environment, rollout_limits
 from verl.trainer.timing import PhaseTimer
+from verl.trainer.watchdog import Watchdog
 from verl.utils.paths import resolve_path
 from verl.utils.tracking import Tracking
 from verl.workers.training_worker import TrainingWorker, TrainingWorkerConfig
@@ -81,13 +82,19 @@ class TrainingRun:
         self._timer = PhaseTimer()
         self._clock = RunClock(setup=float(os.environ.get(SETUP_VARIABLE, 0)))
         self._stack = ExitStack()
+        self._watching = ExitStack()
         self._directory = RunDirectory(trainer.default_local_dir, trainer.experiment_name)
         self._directory.write_config(composed.plain, composed.overrides)
+        self._watchdog = Watchdog(trainer.watchdog_timeout, self._timer, self._directory.path / "logs")
         self._environment: AgentLoop[Any] | None = None
         self._trainer: RayPPOTrainer | None = None
         self._exit_code = 1
 
     def execute(self) -> None:
+        with self._watchdog.guard(), self._watching:
+            self._execute()
+
+    def _execute(self) -> None:
         print("overrides: " + (" ".join(self._composed.overrides) or "none"))
         print(f"run directory: {self._directory.path}", flush=True)
         with self._timer.phase("startup"):
@@ -138,6 +145,7 @@ class TrainingRun:
         services = threads.submit(self._stack.enter_context, environment.services())
         tracking = self._tracking()
         self._start_ray()
+        self._watching.enter_context(self._watchdog)  # after Ray, which puts a handler of its own on its signal
         pool = self._resource_pool()
         actor_group = self._actor_group(pool)
         initialising = actor_group.execute_all_async("init_model")
@@ -148,7 +156,7 @@ class TrainingRun:
         rollout_group = self._rollout_group(pool, environment)
         ray.get([*initialising, *rollout_group.execute_all_async("init_model")])
         parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
-        return TrainerParts(*parts, runner, self._directory, tracking, self._timer)
+        return TrainerParts(*parts, runner, self._directory, tracking, self._timer, self._watchdog)
 
     def _tracking(self) -> Tracking:
         trainer = self._config.trainer
@@ -209,12 +217,17 @@ class TrainingRun:
         )
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), worker_config))
         self._stack.callback(group.shutdown)
+        self._watch(group)
         return group
 
     def _rollout_group(self, pool: RayResourcePool, environment: AgentLoop[Any]) -> RayWorkerGroup:
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(RolloutWorker), self._spec(environment)))
         self._stack.callback(group.shutdown)
+        self._watch(group)
         return group
+
+    def _watch(self, group: RayWorkerGroup) -> None:
+        self._watchdog.watch(group.execute_all_async("dump_stacks_on_signal", str(self._directory.path / "logs")))
 
     def _spec(self, environment: AgentLoop[Any]) -> RolloutSpec:
         config = self._config

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, Execute, register
 from verl.single_controller.base.network import address_towards, free_port
+from verl.utils.stack_dump import DumpTarget, dump_on_signal
 
 
 class Worker:
@@ -53,6 +55,14 @@ class Worker:
     def get_available_master_addr_port(self) -> tuple[str, str]:
         """This node's address, as the group's other nodes reach it, and a port free now: for further process groups."""
         return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1")), str(free_port())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def dump_stacks_on_signal(self, directory: str) -> DumpTarget:
+        """From now on SIGUSR1 makes this process write its stacks to ``stacks-{class}-{rank}.txt`` there."""
+        import ray
+
+        path = Path(directory) / f"stacks-{type(self).__name__}-{self._rank}.txt"
+        return dump_on_signal(path, ray.get_runtime_context().get_node_id())
 
     def get_cuda_visible_devices(self) -> str:
         """CUDA_VISIBLE_DEVICES, "not set" where it is not."""

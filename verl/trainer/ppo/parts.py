@@ -13,6 +13,7 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.run_dir import RunDirectory
 from verl.trainer.timing import PhaseTimer
+from verl.trainer.watchdog import Watchdog
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tracking import Tracking
 
@@ -32,3 +33,4 @@ class TrainerParts:
     run: RunDirectory
     tracking: Tracking
     timer: PhaseTimer
+    watchdog: Watchdog

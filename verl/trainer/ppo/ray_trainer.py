@@ -28,6 +28,7 @@ from verl.trainer.ppo.rollout_batch import deal_by_length, to_data_proto
 from verl.trainer.ppo.validation import Validator
 from verl.trainer.ppo.weight_keeper import WeightKeeper
 from verl.trainer.timing import covered_seconds
+from verl.trainer.watchdog import STALL_FACTOR
 from verl.utils.dataset.rl_dataset import StatefulLoader
 from verl.workers.rollout.engine import InfrastructureError, SamplingParams
 
@@ -47,7 +48,9 @@ class RayPPOTrainer:
         self._config = config
         self._timer = parts.timer
         self._advantages = AdvantageStep(config.algorithm)
-        self._stream = TrajectoryStream(parts.rollout_group.workers, stall_seconds=2.5 * rollout.trajectory_timeout)
+        self._stream = TrajectoryStream(
+            parts.rollout_group.workers, STALL_FACTOR * rollout.trajectory_timeout, self._timer.mark
+        )
         self._loader = StatefulLoader(
             len(parts.train_set), config.data.train_batch_size, config.trainer.seed, config.data.shuffle
         )
@@ -64,13 +67,13 @@ class RayPPOTrainer:
 
     def fit(self) -> None:
         """Trains to ``total_training_steps``. Whatever ends it, failures by type are in ``failures`` and the
-        last weights on disk, where the workers can still give them."""
+        last weights on disk, where the workers can still give them: not after a stall, they may be stuck."""
         completed = False
         try:
             self._fit()
             completed = True
         finally:
-            if not completed:
+            if not completed and self._parts.watchdog.error is None:
                 self.weights.after_failure(self.steps_done)
 
     def _fit(self) -> None:

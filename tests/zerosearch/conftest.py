@@ -67,10 +67,13 @@ class FakeChatServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.delay = 0.0
+        self.hung = False
+        self.paths: list[str] = []
+        self.refusal: Callable[[web.Request, dict[str, Any]], Reply | None] = lambda _, __: None
         self.answer: Callable[[dict[str, Any]], str | None] = lambda _: "Doc 1: nothing"
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._gate])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._list_models)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -82,6 +85,18 @@ class FakeChatServer:
 
     async def stop(self) -> None:
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _gate(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Silence while ``hung``, connections open; then ``refusal``'s reply, where it has one, comes first."""
+        self.paths.append(request.path)
+        while self.hung:
+            await asyncio.sleep(0.01)
+        body = await request.json() if request.method == "POST" else {}
+        refused = self.refusal(request, body)
+        return await handler(request) if refused is None else await self._play(refused)
 
     async def _list_models(self, _: web.Request) -> web.Response:
         self.model_requests += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -16,15 +18,27 @@ class FlakyConfig:
 
 
 class FlakyLoop(AgentLoop[FlakyConfig]):
-    """One generation of four tokens, after ``row["failures"]`` failed attempts; ``row["bug"]`` is a bug."""
+    """One generation of four tokens, after ``row["failures"]`` failed attempts; ``row["bug"]`` is a bug,
+    ``row["waits"]`` for ``service`` comes first. While ``away`` is set the environment is paused."""
 
     Config = FlakyConfig
     attempts: Counter[str] = Counter()
+    away: str | None = None
+    service = asyncio.Event()
+
+    @property
+    def pause(self) -> str | None:
+        return self.away
+
+    def paused_seconds(self, since: float) -> float:
+        return 0.0 if self.away is None else time.monotonic() - since
 
     async def run(self, task: RolloutTask, engine: RolloutEngine, reward: RewardFn) -> Trajectory:
         self.attempts[task.prompt.uid] += 1
         if task.prompt.row.get("bug"):
             raise KeyError("a bug in the environment")
+        if task.prompt.row.get("waits"):
+            await self.service.wait()
         if self.attempts[task.prompt.uid] <= task.prompt.row["failures"]:
             raise InfrastructureError("the server is gone")
         request = GenerationRequest(task.prompt.uid, task.prompt.prompt_ids, task.sampling, task.key.stream("policy"))

@@ -34,6 +34,26 @@ class EchoWorker:
             return Collected([], None)
 
 
+@ray.remote(num_cpus=0)
+class PausedWorker:
+    """Paused for ``pauses`` collects of 0.2 s, then for ``silences`` silent, then finishes what it was given."""
+
+    def __init__(self, pauses: int, silences: int) -> None:
+        self.answers = ["the server is away"] * pauses + [None] * silences
+        self.tasks: list[RolloutTask] = []
+
+    async def submit(self, tasks: list[RolloutTask]) -> None:
+        self.tasks += tasks
+
+    async def collect(self, timeout: float) -> Collected:
+        await asyncio.sleep(0.2)
+        if self.answers:
+            return Collected([], self.answers.pop(0))
+        done = [Trajectory(t.prompt.uid, t.key.sample, 1, t.mode, (1,)) for t in self.tasks]
+        self.tasks.clear()
+        return Collected(done, None)
+
+
 def tasks(*uids: str, n: int = 2) -> list[RolloutTask]:
     prompts = [Prompt(uid, (1,), "d", {}) for uid in uids]
     return [RolloutTask(p, SampleKey(0, 1, p.uid, s), "train", SamplingParams()) for p in prompts for s in range(n)]
@@ -71,4 +91,24 @@ def test_a_stuck_worker_is_a_typed_error_and_not_a_hang(workers: list[ray.actor.
     stream = TrajectoryStream(workers, stall_seconds=0.5)
     stream.submit(tasks("stuck", "q", n=1))
     with pytest.raises(InfrastructureError, match=r"due by rollout worker: \{0: 1\}"):
+        list(stream.take())
+
+
+def test_a_pause_is_no_stall_and_its_two_messages_come_once(
+    ray_session: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both workers pause for longer than the stall limit, the second longer than the first."""
+    stream = TrajectoryStream([PausedWorker.remote(6, 0), PausedWorker.remote(8, 0)], stall_seconds=0.5)
+    stream.submit(tasks("p", "q"))
+    assert len(list(stream.take())) == 4
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("paused", "resumed"))]
+    assert told[0] == "paused: the server is away"
+    assert told[1].startswith("resumed after ")
+    assert len(told) == 2
+
+
+def test_silence_after_a_pause_is_a_stall(ray_session: None) -> None:
+    stream = TrajectoryStream([PausedWorker.remote(3, 10**6)], stall_seconds=0.5)
+    stream.submit(tasks("p"))
+    with pytest.raises(InfrastructureError, match="no trajectory finished"):
         list(stream.take())

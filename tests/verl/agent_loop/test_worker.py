@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,19 @@ from verl.workers.rollout.engine import SampleKey, SamplingParams
 
 
 @pytest.fixture
-async def worker(tmp_path: Path) -> RolloutWorker:
-    FlakyLoop.attempts.clear()
+async def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RolloutWorker:
+    return await make_worker(tmp_path, monkeypatch, RolloutConfig(max_num_seqs=4))
+
+
+async def make_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollout: RolloutConfig) -> RolloutWorker:
+    monkeypatch.setattr(FlakyLoop, "attempts", Counter())
+    monkeypatch.setattr(FlakyLoop, "away", None)
+    monkeypatch.setattr(FlakyLoop, "service", asyncio.Event())
     spec = RolloutSpec(
         model_path=resolve_path("pkg://zerosearch.quickstart/assets/policy"),
         trust_remote_code=False,
         chat_template="auto",
-        rollout=RolloutConfig(max_num_seqs=4),
+        rollout=rollout,
         limits=RolloutLimits(16, 16, 8),
         max_prompt_length=16,
         environment="tests.verl.agent_loop.flaky.FlakyLoop",
@@ -74,3 +82,38 @@ async def test_a_bug_in_an_environment_ends_the_run_with_its_own_error(worker: R
 
 async def test_collecting_nothing_returns_after_the_timeout(worker: RolloutWorker) -> None:
     assert await worker.collect(0.01) == Collected([], None)
+
+
+async def test_paused_time_is_not_in_a_trajectorys_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = RolloutConfig(max_num_seqs=4, trajectory_timeout=0.05)
+    worker = await make_worker(tmp_path, monkeypatch, rollout)
+    FlakyLoop.away = "the server is away"
+    await worker.submit([task("late", failures=0, waits=True)])
+    assert await worker.collect(60) == Collected([], "the server is away"), "the pause is told at once"
+    assert await worker.collect(0.5) == Collected([], "the server is away"), "ten deadlines later it still waits"
+    FlakyLoop.service.set()
+    (done,) = (await worker.collect(60)).finished
+    assert done.status is TrajectoryStatus.ANSWERED
+    assert FlakyLoop.attempts == {"late": 1}
+    await worker.close()
+
+
+async def test_the_same_wait_without_a_pause_is_over_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = RolloutConfig(max_num_seqs=4, trajectory_timeout=0.05)
+    worker = await make_worker(tmp_path, monkeypatch, rollout)
+    done = (await run(worker, task("late", failures=0, waits=True)))["late"]
+    assert done.status is TrajectoryStatus.INFRASTRUCTURE_FAILED
+    assert done.failure == "TimeoutError: not finished within 0.05 s"
+    assert FlakyLoop.attempts == {"late": 2}
+    await worker.close()
+
+
+async def test_the_end_of_a_pause_is_told_at_once(worker: RolloutWorker) -> None:
+    FlakyLoop.away = "the server is away"
+    await worker.submit([task("late", failures=0, waits=True)])
+    assert (await worker.collect(60)).pause == "the server is away"
+    FlakyLoop.away = None
+    assert await worker.collect(60) == Collected([], None)
+    await worker.close()

@@ -192,6 +192,36 @@ async def test_a_silent_server_is_a_typed_failure_within_the_deadline(
         await make_client(chat_server.address, request_timeout=30, deadline=0.3).complete("a", SAMPLING, 1)
 
 
+async def test_a_hung_server_pauses_all_calls_and_each_is_answered_once_when_it_goes_on(
+    chat_server: Any, make_client: MakeClient
+) -> None:
+    """Connections are taken and nothing is answered, the model list neither: as a stopped process does."""
+    chat_server.answer = lambda body: body["messages"][0]["content"]
+    chat_server.hung = True
+    client = make_client(chat_server.address, request_timeout=0.1, deadline=60, model="sim")
+    calls = [asyncio.create_task(client.complete(str(i), SAMPLING, i)) for i in range(6)]
+    while client.pause is None:
+        await asyncio.sleep(0.01)
+    assert "does not answer since" in client.pause
+    assert "no answer within 0.1 s" in client.pause
+    assert not any(call.done() for call in calls)
+    chat_server.hung = False
+    assert [(await call).text for call in calls] == [str(i) for i in range(6)]
+    assert client.pause is None
+    assert client.paused_seconds(0) > 0
+
+
+async def test_slowness_within_the_request_timeout_is_neither_retry_nor_pause(
+    chat_server: Any, make_client: MakeClient
+) -> None:
+    chat_server.delay = 0.3
+    client = make_client(chat_server.address, request_timeout=30, deadline=60)
+    replies = await asyncio.gather(*(client.complete("a", SAMPLING, i) for i in range(16)))
+    assert {reply.attempts for reply in replies} == {1}
+    assert min(reply.latency for reply in replies) >= 0.3
+    assert client.paused_seconds(0) == 0
+
+
 async def test_a_connection_that_breaks_off_is_tried_again(make_client: MakeClient) -> None:
     connections = 0
     body = b'{"choices": [{"message": {"content": "whole"}}]}'

@@ -1,6 +1,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
+from verl.agent_loop.base import RunEndingError
 from verl.agent_loop.trajectory import Trajectory, TrajectoryStatus
 from verl.workers.rollout.engine import InfrastructureError
 from zerosearch.probe import probe_pairs, query_sensitivity
@@ -87,3 +90,13 @@ async def test_failed_pairs_are_left_out() -> None:
         raise InfrastructureError(f"down: {request.query}")
 
     assert await query_sensitivity(Simulator(never), probe_pairs(WORLD, 64, 1, 2)) == {}
+
+
+async def test_an_outage_given_up_ends_the_run_and_is_no_failed_pair() -> None:
+    def says(request: SearchRequest) -> str:
+        if request.question == "Question 0?":
+            raise RunEndingError("given up")
+        return FACTS[request.query]
+
+    with pytest.raises(RunEndingError, match="given up"):
+        await query_sensitivity(Simulator(says), probe_pairs(WORLD, 64, 1, 2))

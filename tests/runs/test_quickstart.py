@@ -17,6 +17,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from tests.glossary import undocumented
 from tests.runs.script import SHORT, Finished, Start
 
 Twins = tuple[Finished, Finished]
@@ -60,10 +61,16 @@ def test_summary_has_every_promised_key(twin_runs: Twins) -> None:
         "seconds_total",
         "seconds_by_phase",
         "failures",
+        "alarms",
         "exit_reason",
     ]
     assert set(promised) <= set(twin_runs[0].summary)
     assert twin_runs[0].summary["failures"] == {}
+    assert twin_runs[0].summary["alarms"] == []
+
+
+def test_every_metric_of_a_run_is_documented(twin_runs: Twins) -> None:
+    assert undocumented(sorted({name for row in twin_runs[0].metrics for name in row})) == []
 
 
 def test_run_directory_is_complete(twin_runs: Twins) -> None:

@@ -116,12 +116,17 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
     def announce(cls, config: SearchConfig, plan: RunPlan) -> list[str]:
         return engines.announcements(config, plan)
 
+    @property
+    def starts_services(self) -> bool:
+        config = self.config
+        return bool(config.embedded_model and not config.ip and engines.is_simulated(config))
+
     @contextmanager
     def services(self) -> Iterator[SearchConfig]:
         """Serves ``embedded_model`` where no address is given, and takes the keys that are needed from the
         environment."""
         config = engines.with_keys(self.config, self.context.test_freq)
-        if config.ip or not config.embedded_model or not engines.is_simulated(config):
+        if not self.starts_services:
             yield config
             return
         from zerosearch.simulation.embedded import EmbeddedServer  # the server's dependencies only where one starts

@@ -158,6 +158,12 @@ class AgentLoop(ABC, Generic[ConfigT]):
         """Starts what the environment needs beside the trainer; yields the configuration for the workers."""
         yield self.config
 
+    @property
+    def starts_services(self) -> bool:
+        """Whether ``services`` starts anything. Where not, ``preflight`` is called with the other checks, before
+        anything of the run starts; otherwise as soon as the services are up."""
+        return False
+
     async def preflight(self) -> list[str]:
         """Problems that would stop a run, each with its fix; empty when all is well. Called inside ``services``."""
         return []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig
 
-from verl.agent_loop.base import RunPlan
+from verl.agent_loop.base import AgentLoop, RunPlan
 from verl.models.registry import packed_model_class
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.model_files import ModelFiles, find_model
@@ -47,10 +49,11 @@ def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Input
     _check_reward(config, findings)
     _check_resources(config, policy, machine or Machine.here(), findings)
     inputs = _inputs(config, policy, findings) if policy and readable else None
-    announcements = _check_environment(config, inputs, findings)
+    _check_environment(config, inputs, findings)
     refuse(findings.problems)
     assert inputs is not None
-    _show(config, inputs, [*findings.warnings, *announcements])
+    print(describe_first_prompt(config, inputs))
+    _tell(findings.warnings)
     return inputs
 
 
@@ -183,27 +186,44 @@ def run_plan(config: PPOTrainerConfig, validation_rows: int) -> RunPlan:
         validation_rows=validation_rows,
         validation_samples=rollout.val_kwargs.n,
         validations=validations if validation_rows else 0,
-        test_freq=trainer.test_freq,
+        test_freq=trainer.test_freq if validation_rows else 0,
     )
 
 
-def _check_environment(config: PPOTrainerConfig, inputs: Inputs | None, findings: Findings) -> list[str]:
-    """Adds the environment's own problems; returns what it announces."""
+def _check_environment(config: PPOTrainerConfig, inputs: Inputs | None, findings: Findings) -> None:
+    """Adds the environment's own problems, those that only its servers can tell too, where they run already.
+
+    What it announces is printed first: asking may cost something.
+    """
     try:
         environment, section = environment_class(config), environment_config(config)
-        if inputs is not None:
-            make_environment(config, inputs, Path(config.trainer.default_local_dir))
+        made = make_environment(config, inputs, Path(config.trainer.default_local_dir)) if inputs else None
     except ValueError as error:
         findings.problem(str(error))
-        return []
-    rows = len(inputs.val_set) if inputs and inputs.val_set else 0
-    plan = run_plan(config, rows)
-    findings.problems += environment.check(section, plan)
-    return environment.announce(section, plan)
+        return
+    plan = run_plan(config, len(inputs.val_set) if inputs and inputs.val_set else 0)
+    problems = environment.check(section, plan)
+    if not problems:
+        _tell(environment.announce(section, plan))
+        problems = _ask_servers(made) if made and not made.starts_services else []
+    findings.problems += problems
 
 
-def _show(config: PPOTrainerConfig, inputs: Inputs, notes: Sequence[str]) -> None:
-    print(describe_first_prompt(config, inputs))
+def _ask_servers(environment: AgentLoop[Any]) -> list[str]:
+    async def ask() -> list[str]:
+        try:
+            return await environment.preflight()
+        finally:
+            await environment.close()
+
+    try:
+        with environment.services() as environment.config:
+            return asyncio.run(ask())
+    except ValueError as error:
+        return [str(error)]
+
+
+def _tell(notes: Sequence[str]) -> None:
     for note in notes:
         print("note: " + note.replace("\n", "\n  "), flush=True)
 

@@ -43,10 +43,9 @@ SETUP_VARIABLE = "ZEROSEARCH_SETUP_SECONDS"
 
 def run_training(composed: Composed) -> int:
     """Trains, reports, and returns the exit status: 0 complete, 1 failed, 130 interrupted."""
-    inputs = preflight(composed.config)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with TrainingRun(composed, inputs) as run:
+        with TrainingRun(composed, preflight(composed.config)) as run:
             run.execute()
     except KeyboardInterrupt:
         return 130
@@ -115,19 +114,30 @@ class TrainingRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stops everything, then writes the summary, whose total includes that."""
+        """Keeps the weights of a run that failed, stops everything and writes the summary.
+
+        The summary is written before as well: what ended the run may have ended Ray too, and then this process
+        does not outlive the attempt to stop it.
+        """
         exit_reason = _reason(error)
+        self._write_summary(exit_reason)
+        if error is not None and self._trainer is not None and self._watchdog.error is None:
+            self._stack.callback(self._trainer.weights.after_failure, self._trainer.steps_done)
         try:
             with self._timer.phase("shutdown"):
                 self._stack.close()
         finally:
-            self._clock.phases = self._timer.totals
-            self._clock.total = time.time() - self._started + self._clock.setup
-            summary = make_summary(self._trainer, self._environment, self._clock, exit_reason)
-            self._directory.write_summary(summary)
+            summary = self._write_summary(exit_reason)
         if self._trainer is not None and self._environment is not None:
             print_report(self._trainer, self._environment, summary, self._places())
         print(f"{exit_reason}; everything of this run lies in {self._directory.path}", flush=True)
+
+    def _write_summary(self, exit_reason: str) -> dict[str, Any]:
+        self._clock.phases = self._timer.totals
+        self._clock.total = time.time() - self._started + self._clock.setup
+        summary = make_summary(self._trainer, self._environment, self._clock, exit_reason)
+        self._directory.write_summary(summary)
+        return summary
 
     def _places(self) -> dict[str, str]:
         path = self._directory.path
@@ -152,7 +162,8 @@ class TrainingRun:
         environment.config = services.result()
         runner = self._stack.enter_context(asyncio.Runner())
         self._stack.callback(lambda: runner.run(environment.close()))
-        refuse(runner.run(environment.preflight()))
+        if environment.starts_services:  # otherwise it was asked before anything started
+            refuse(runner.run(environment.preflight()))
         rollout_group = self._rollout_group(pool, environment)
         ray.get([*initialising, *rollout_group.execute_all_async("init_model")])
         parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
@@ -243,7 +254,7 @@ class TrainingRun:
             custom_reward=config.custom_reward_function,
             seed=config.trainer.seed,
             total_steps=config.trainer.total_training_steps,
-            test_freq=config.trainer.test_freq,
+            test_freq=environment.context.test_freq,
             run_dir=str(self._directory.path),
             device=device_name(config),
         )

@@ -57,7 +57,7 @@ def make_environment(config: PPOTrainerConfig, inputs: Inputs, run_dir: Path) ->
         seed=config.trainer.seed,
         total_steps=config.trainer.total_training_steps,
         run_dir=run_dir,
-        test_freq=config.trainer.test_freq,
+        test_freq=config.trainer.test_freq if inputs.val_set else 0,
     )
     return environment_class(config)(environment_config(config), context)
 

@@ -35,5 +35,12 @@ class PlainEnvironment(AgentLoop[PlainConfig]):
     def prompt_template(cls, name: str) -> str:
         return "{question}" if name == "search" else Path(resolve_path(name)).read_text()
 
+    @property
+    def starts_services(self) -> bool:
+        return self.context.total_steps == 9
+
+    async def preflight(self) -> list[str]:
+        return ["no server answers: start one"] if self.context.total_steps in (8, 9) else []
+
     async def run(self, task: RolloutTask, engine: RolloutEngine, reward: RewardFn) -> Trajectory:
         raise NotImplementedError

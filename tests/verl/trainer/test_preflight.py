@@ -123,3 +123,16 @@ def test_nothing_is_refused_without_a_problem() -> None:
     refuse([])
     with pytest.raises(ValueError, match="this run cannot start:\n  - a\n    b\n  - c"):
         refuse(["a\nb", "c"])
+
+
+def test_servers_that_run_already_are_asked_with_the_other_checks(
+    startable: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(startable, "trainer.total_training_steps=8", "data.train_batch_size=9")
+    assert "no server answers: start one" in message
+    assert "data.train_batch_size is 9" in message  # one list
+    assert "validations of 1 rows" in capsys.readouterr().out  # asking may cost something: announced before
+
+
+def test_servers_that_the_run_starts_itself_are_not_asked_yet(startable: list[str]) -> None:
+    assert len(start(startable, "trainer.total_training_steps=9").train_set) == 4

@@ -23,14 +23,14 @@ from verl.trainer.ppo.metric_utils import (
 )
 from verl.trainer.ppo.mini_batches import mini_batches, updates_per_batch
 from verl.trainer.ppo.parts import TrainerParts
-from verl.trainer.ppo.rollout import failures_by_type, make_tasks, run_tasks, without_lost
+from verl.trainer.ppo.rollout import check_failed_share, failures_by_type, make_tasks, run_tasks, without_lost
 from verl.trainer.ppo.rollout_batch import deal_by_length, to_data_proto
 from verl.trainer.ppo.validation import Validator
 from verl.trainer.ppo.weight_keeper import WeightKeeper
 from verl.trainer.timing import covered_seconds
 from verl.trainer.watchdog import STALL_FACTOR
 from verl.utils.dataset.rl_dataset import StatefulLoader
-from verl.workers.rollout.engine import InfrastructureError, SamplingParams
+from verl.workers.rollout.engine import SamplingParams
 
 _COMPUTING_PHASES = ("rollout", "old_log_prob", "reference", "values", "update_critic", "update_actor")
 _COMPUTING = tuple(f"perf/{name}_seconds" for name in _COMPUTING_PHASES)
@@ -66,17 +66,7 @@ class RayPPOTrainer:
         self._step_began = time.perf_counter()
 
     def fit(self) -> None:
-        """Trains to ``total_training_steps``. Whatever ends it, failures by type are in ``failures`` and the
-        last weights on disk, where the workers can still give them: not after a stall, they may be stuck."""
-        completed = False
-        try:
-            self._fit()
-            completed = True
-        finally:
-            if not completed and self._parts.watchdog.error is None:
-                self.weights.after_failure(self.steps_done)
-
-    def _fit(self) -> None:
+        """Trains to ``total_training_steps``; failures by type are in ``failures`` whatever ends it."""
         trainer = self._config.trainer
         self._step_began = time.perf_counter()
         if trainer.val_before_train or trainer.val_only:
@@ -94,8 +84,8 @@ class RayPPOTrainer:
         with self._timer.phase("rollout"):
             trajectories = self._rollout(step)
         with self._timer.phase("collate"):
-            ranks = self._config.trainer.ranks_per_node * self._config.trainer.nnodes
-            valid = deal_by_length(self._without_failures(trajectories), ranks)
+            kept = self._without_failures(trajectories)
+            valid = [kept[row] for row in deal_by_length([len(t.context_ids) for t in kept], self._ranks)]
             batch = to_data_proto(valid, self._parts.tokenizer.pad_token_id, self._sampling.temperature)
             batch.meta_info["global_steps"] = step
         batch, metrics = self._add_scores(batch)
@@ -118,14 +108,8 @@ class RayPPOTrainer:
     def _without_failures(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Rows lost to the infrastructure leave before the estimator. Raises InfrastructureError above the
         configured share."""
-        failed = [t for t in trajectories if t.lost]
-        self.failures += failures_by_type(failed)
-        limit = self._config.actor_rollout_ref.rollout.max_failed_share
-        if len(failed) > limit * len(trajectories) or len(failed) == len(trajectories):
-            raise InfrastructureError(
-                f"{len(failed)} of {len(trajectories)} trajectories were lost to the infrastructure "
-                f"(rollout.max_failed_share is {limit}); the last: {failed[-1].failure}"
-            )
+        self.failures += failures_by_type(trajectories)
+        check_failed_share(trajectories, self._config.actor_rollout_ref.rollout.max_failed_share)
         return without_lost(trajectories)
 
     def _add_scores(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
@@ -141,6 +125,10 @@ class RayPPOTrainer:
             with self._timer.phase("values"):
                 batch, metrics = _merged(batch, group.compute_values(batch), metrics)
         return batch, metrics
+
+    @property
+    def _ranks(self) -> int:
+        return self._config.trainer.ranks_per_node * self._config.trainer.nnodes
 
     @property
     def _needs_old_log_probs(self) -> bool:
@@ -169,7 +157,8 @@ class RayPPOTrainer:
         """All updates of one model on the batch; metrics are means over them."""
         metrics: dict[str, list[float]] = {}
         seed = (self._config.trainer.seed, step)
-        for part in mini_batches(batch, config.ppo_mini_batch_size, config.ppo_epochs, config.shuffle, seed):
+        sizes = (config.ppo_mini_batch_size, config.ppo_epochs, self._ranks)
+        for part in mini_batches(batch, *sizes, config.shuffle, seed):
             for name, value in update(part).meta_info["metrics"].items():
                 metrics.setdefault(name, []).append(value)
         return reduce_metrics(metrics)

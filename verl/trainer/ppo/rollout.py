@@ -10,7 +10,7 @@ from tqdm import tqdm
 from verl.agent_loop.base import RolloutTask
 from verl.agent_loop.stream import TrajectoryStream
 from verl.agent_loop.trajectory import Prompt, Trajectory
-from verl.workers.rollout.engine import SampleKey, SamplingParams
+from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
 
 
 def make_tasks(
@@ -40,3 +40,13 @@ def without_lost(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 def failures_by_type(trajectories: Sequence[Trajectory]) -> Counter[str]:
     """How many were lost to the infrastructure, by the type of error."""
     return Counter((t.failure or "unknown").partition(":")[0] for t in trajectories if t.lost)
+
+
+def check_failed_share(trajectories: Sequence[Trajectory], limit: float) -> None:
+    """Raises InfrastructureError when more than the share ``limit`` was lost to the infrastructure, or all were."""
+    failed = [t for t in trajectories if t.lost]
+    if len(failed) > limit * len(trajectories) or len(failed) == len(trajectories):
+        raise InfrastructureError(
+            f"{len(failed)} of {len(trajectories)} trajectories were lost to the infrastructure "
+            f"(rollout.max_failed_share is {limit}); the last: {failed[-1].failure}"
+        )

@@ -44,17 +44,18 @@ def to_data_proto(trajectories: Sequence[Trajectory], pad_token_id: int, tempera
     return DataProto.from_dict(tensors, non_tensors, meta_info={"temperature": temperature})
 
 
-def deal_by_length(trajectories: Sequence[Trajectory], ranks: int) -> list[Trajectory]:
-    """Reordered so that ``ranks`` consecutive chunks, as dispatch cuts them, hold about equally many tokens.
+def deal_by_length(lengths: Sequence[int], ranks: int) -> list[int]:
+    """An order of rows of these ``lengths`` in which ``ranks`` consecutive chunks, as dispatch cuts them, hold
+    about equally many tokens.
 
-    Longest first, dealt back and forth over the ranks; a function of the trajectories' order and lengths.
+    Longest first, dealt back and forth over the ranks; a function of order and lengths.
     """
-    hands: list[list[Trajectory]] = [[] for _ in range(ranks)]
-    longest_first = sorted(trajectories, key=lambda t: -len(t.context_ids))
-    for number, trajectory in enumerate(longest_first):
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    for number, row in enumerate(longest_first):
         lap, place = divmod(number, ranks)
-        hands[place if lap % 2 == 0 else ranks - 1 - place].append(trajectory)
-    return [trajectory for hand in sorted(hands, key=len, reverse=True) for trajectory in hand]
+        hands[place if lap % 2 == 0 else ranks - 1 - place].append(row)
+    return [row for hand in sorted(hands, key=len, reverse=True) for row in hand]
 
 
 def _score_row(trajectory: Trajectory) -> torch.Tensor:

@@ -11,7 +11,7 @@ from verl.agent_loop.trajectory import Trajectory
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.ppo.metric_utils import compute_trajectory_metrics
 from verl.trainer.ppo.parts import TrainerParts
-from verl.trainer.ppo.rollout import failures_by_type, make_tasks, run_tasks, without_lost
+from verl.trainer.ppo.rollout import check_failed_share, failures_by_type, make_tasks, run_tasks, without_lost
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.intervals import bootstrap_mean
 from verl.workers.rollout.engine import SamplingParams
@@ -25,7 +25,7 @@ class Validator:
 
     ``first`` is the validation before training, empty without one; ``last`` the most recent one.
     ``score`` is the mean reward of the last validation in the environment's first mode, by which the best
-    weights are chosen.
+    weights are chosen; NaN where rows were lost to the infrastructure, for what is left may be the easier part.
     """
 
     def __init__(self, parts: TrainerParts, stream: TrajectoryStream) -> None:
@@ -48,7 +48,8 @@ class Validator:
         scored = {mode: [_scored(t) for t in without_lost(rows)] for mode, rows in results.items()}
         self.first = scored if step == 0 else self.first
         self.last = scored
-        self.score = metrics.get(f"val/{modes[0]}/reward/mean", float("nan"))
+        complete = not any(t.lost for t in results[modes[0]])
+        self.score = metrics[f"val/{modes[0]}/reward/mean"] if complete else float("nan")
         self.metrics = metrics | {f"val/{k}": v for k, v in self.probe.items()}
         return self.metrics
 
@@ -58,6 +59,7 @@ class Validator:
         trajectories = run_tasks(self._stream, tasks, f"validation {mode}")
         self._parts.run.write_trajectories(f"validation_{step:06d}_{mode}", trajectories, self._parts.tokenizer)
         self.failures += failures_by_type(trajectories)
+        check_failed_share(trajectories, self._parts.config.actor_rollout_ref.rollout.max_failed_share)
         return trajectories
 
     def _mode_metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -49,7 +49,8 @@ def test_a_stuck_worker_ends_the_run_with_the_stacks_of_all_processes(tmp_path: 
     assert run.code == 1, run.output
     reason = run.summary["exit_reason"]
     assert reason.startswith("WatchdogError: no progress for "), run.output
-    assert "in phase " in reason
+    assert "in phase 'rollout'" in reason
+    assert "none from" not in reason
     assert run.directory is not None
     logs = run.directory / "logs"
     names = ["stacks-RolloutWorker-0.txt", "stacks-TrainingWorker-0.txt", "stacks-driver.txt"]

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType, TracebackType
@@ -160,14 +161,23 @@ class TrainingRun:
         actor_group = self._actor_group(pool)
         initialising = actor_group.execute_all_async("init_model")
         environment.config = services.result()
+        self._timer.mark()
         runner = self._stack.enter_context(asyncio.Runner())
         self._stack.callback(lambda: runner.run(environment.close()))
         if environment.starts_services:  # otherwise it was asked before anything started
             refuse(runner.run(environment.preflight()))
+            self._timer.mark()
         rollout_group = self._rollout_group(pool, environment)
-        ray.get([*initialising, *rollout_group.execute_all_async("init_model")])
+        self._await([*self._watchdog.targets, *initialising, *rollout_group.execute_all_async("init_model")])
         parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
         return TrainerParts(*parts, runner, self._directory, tracking, self._timer, self._watchdog)
+
+    def _await(self, pending: Sequence[ray.ObjectRef]) -> None:
+        """Each worker that has come up, or has loaded its model, is progress. Raises the first error."""
+        while pending:
+            done, pending = ray.wait(pending)
+            ray.get(done)
+            self._timer.mark()
 
     def _tracking(self) -> Tracking:
         trainer = self._config.trainer
@@ -238,7 +248,9 @@ class TrainingRun:
         return group
 
     def _watch(self, group: RayWorkerGroup) -> None:
-        self._watchdog.watch(group.execute_all_async("dump_stacks_on_signal", str(self._directory.path / "logs")))
+        name = group.ray_cls_with_init.user_cls.__name__
+        logs = str(self._directory.path / "logs")
+        self._watchdog.watch(name, group.execute_all_async("dump_stacks_on_signal", logs))
 
     def _spec(self, environment: AgentLoop[Any]) -> RolloutSpec:
         config = self._config

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -64,16 +64,22 @@ class Watchdog:
         self._directory = directory
         self._clock = clock
         self._interrupt = interrupt or _interrupt_main_thread
-        self._targets: list[ray.ObjectRef] = []
+        self._targets: dict[ray.ObjectRef, str] = {}
         self._seen = timer.progress
         self._since = clock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: WatchdogError | None = None
 
-    def watch(self, targets: Sequence[ray.ObjectRef]) -> None:
-        """Adds workers, as references to their DumpTarget, which may still be due."""
-        self._targets.extend(targets)
+    def watch(self, name: str, targets: Sequence[ray.ObjectRef]) -> None:
+        """Adds the workers of class ``name`` in rank order, as references to their DumpTarget, which may still be
+        due."""
+        self._targets.update({target: f"{name}-{rank}" for rank, target in enumerate(targets)})
+
+    @property
+    def targets(self) -> list[ray.ObjectRef]:
+        """What ``watch`` was given; each is there as soon as its worker's process runs."""
+        return list(self._targets)
 
     def __enter__(self) -> Watchdog:
         if self._timeout:
@@ -108,12 +114,14 @@ class Watchdog:
     def act(self) -> None:
         """Dumps all stacks, then interrupts the main thread."""
         silent, phase = self._clock() - self._since, self._timer.current
-        files = [self._dump_driver(), *self._dump_workers()]
+        files = {"driver": self._dump_driver()} | self._dump_workers()
+        without = ", ".join(name for name in self._targets.values() if name not in files)
         if self._ended.is_set():
             return
         self.error = WatchdogError(
             f"no progress for {silent:.0f} s {f'in phase {phase!r}' if phase else 'between two phases'} "
-            f"(trainer.watchdog_timeout); stacks: {', '.join(files)}"
+            f"(trainer.watchdog_timeout); stacks: {', '.join(files.values())}"
+            f"{f'; none from {without}' if without else ''}"
         )
         self._interrupt()
 
@@ -129,12 +137,13 @@ class Watchdog:
             faulthandler.dump_traceback(file, all_threads=True)
         return str(path)
 
-    def _dump_workers(self) -> list[str]:
+    def _dump_workers(self) -> dict[str, str]:
+        """The files by worker, of those that wrote one."""
         if not self._targets:
-            return []
-        known, _ = ray.wait(self._targets, num_returns=len(self._targets), timeout=_ANSWER_SECONDS)
-        asked = [target for ref in known if (target := _known_target(ref)) is not None and _ask(target)]
-        return _written([target.path for target in asked])
+            return {}
+        known, _ = ray.wait(self.targets, num_returns=len(self._targets), timeout=_ANSWER_SECONDS)
+        targets = {self._targets[ref]: target for ref in known if (target := _known_target(ref)) is not None}
+        return _written({name: target.path for name, target in targets.items() if _ask(target)})
 
 
 def _interrupt_main_thread() -> None:
@@ -167,9 +176,13 @@ def _ask(target: DumpTarget) -> bool:
     return asked
 
 
-def _written(paths: Sequence[str]) -> list[str]:
-    """Waits a moment for the files of this node; another node's are not seen from here."""
+def _written(paths: Mapping[str, str]) -> dict[str, str]:
+    """Those that are not empty a moment later; another node's, not seen from here, are taken to be written."""
     until = time.monotonic() + _WRITE_SECONDS
-    while any(os.path.exists(path) and not os.path.getsize(path) for path in paths) and time.monotonic() < until:
+    while any(map(_is_empty, paths.values())) and time.monotonic() < until:
         time.sleep(0.05)
-    return list(paths)
+    return {name: path for name, path in paths.items() if not _is_empty(path)}
+
+
+def _is_empty(path: str) -> bool:
+    return os.path.exists(path) and not os.path.getsize(path)

@@ -123,13 +123,25 @@ def test_a_worker_stuck_in_c_code_dumps_all_its_threads(ray_session: None, tmp_p
     pool = RayResourcePool([1], use_gpu=False, max_colocate_count=1)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(StuckInC)))
     watchdog, *_ = made(tmp_path)
-    watchdog.watch(group.execute_all_async("dump_stacks_on_signal", str(tmp_path)))
-    ray.get(watchdog._targets)
+    watchdog.watch("StuckInC", group.execute_all_async("dump_stacks_on_signal", str(tmp_path)))
+    ray.get(watchdog.targets)
     group.execute_all_async("hold_the_lock", str(tmp_path / "started"))
     while not (tmp_path / "started").exists():
-        ray.wait(watchdog._targets, timeout=0.1)
+        ray.wait(watchdog.targets, timeout=0.1)
     watchdog.act()
     group.shutdown()
     file = tmp_path / "stacks-StuckInC-0.txt"
     assert str(file) in str(watchdog.error)
+    assert "none from" not in str(watchdog.error)
     assert "hold_the_lock" in file.read_text()
+
+
+def test_a_worker_that_has_ended_is_named_as_one_without_stacks(ray_session: None, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    started = process_started(ended.pid)
+    ended.wait()
+    node = ray.get_runtime_context().get_node_id()
+    watchdog, *_ = made(tmp_path)
+    watchdog.watch("Actor", [ray.put(DumpTarget(node, ended.pid, started, str(tmp_path / "stacks-Actor-0.txt")))])
+    watchdog.act()
+    assert str(watchdog.error).endswith(f"stacks: {tmp_path / 'stacks-driver.txt'}; none from Actor-0")

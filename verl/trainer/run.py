@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType, TracebackType
@@ -172,7 +171,7 @@ class TrainingRun:
         parts = (config, environment, inputs.tokenizer, inputs.train_set, inputs.val_set, actor_group, rollout_group)
         return TrainerParts(*parts, runner, self._directory, tracking, self._timer, self._watchdog)
 
-    def _await(self, pending: Sequence[ray.ObjectRef]) -> None:
+    def _await(self, pending: list[ray.ObjectRef]) -> None:
         """Each worker that has come up, or has loaded its model, is progress. Raises the first error."""
         while pending:
             done, pending = ray.wait(pending)

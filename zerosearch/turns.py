@@ -26,8 +26,8 @@ from zerosearch.prompts import Observation, encode_information, encode_plain, re
 from zerosearch.records import Episode, SearchRecord
 from zerosearch.reward import contains_gold
 from zerosearch.search.backend import SearchBackend, SearchRequest, SearchResult
-from zerosearch.simulation.client import RequestRejectedError
 from zerosearch.text import normalize_text
+from zerosearch.transport import RequestRejectedError
 
 _PROMPT_TAIL = 8
 

@@ -11,13 +11,13 @@ from verl.agent_loop.base import TRAIN, AgentLoopContext, RolloutLimits, Rollout
 from verl.agent_loop.trajectory import Prompt, SegmentKind, Trajectory, TrajectoryStatus
 from verl.utils.config import build_config, to_plain
 from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
+from zerosearch import transport
 from zerosearch.actions import STOP_STRINGS, InvalidKind
 from zerosearch.agent_loop import SearchAgentLoop
 from zerosearch.config import SearchConfig
 from zerosearch.curriculum import noise_probability
 from zerosearch.prompts import encode_plain, render_information
 from zerosearch.search.backend import Label
-from zerosearch.simulation import client as client_module
 
 ANSWERED, EXHAUSTED, TRUNCATED, _ = TrajectoryStatus
 POLICY, OBSERVATION = SegmentKind
@@ -29,7 +29,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_BACKOFF", 0.01)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosearch.search.engine import Found
-from zerosearch.search.http import Call, HttpSettings, JsonClient, RetryableError
+from zerosearch.search.http import Call, HttpSettings, JsonClient
 from zerosearch.simulation.pool import ServerPool
+from zerosearch.transport import RetryableError
 
 _NO_RESULTS = "hasn't returned any results"
 

@@ -12,7 +12,8 @@ from zerosearch.prompts import PromptTemplate
 from zerosearch.search.backend import Label, SearchRequest, SearchResult
 from zerosearch.search.noise import Draw, document_seed, draw_label, query_identity
 from zerosearch.search.single_flight import SingleFlight
-from zerosearch.simulation.client import ChatClient, ChatSampling, RequestRejectedError, ServerUnavailableError
+from zerosearch.simulation.client import ChatClient, ChatSampling
+from zerosearch.transport import RequestRejectedError, ServerUnavailableError
 
 _MARK = re.compile(r"(?:^|(?<=\s))Doc (\d+):")
 _ATTEMPTS_AT_EMPTY_REPLIES = 3

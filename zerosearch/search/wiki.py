@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerosearch.search.engine import Found
-from zerosearch.search.http import Call, HttpSettings, JsonClient, RetryableError
+from zerosearch.search.http import Call, HttpSettings, JsonClient
 from zerosearch.search.single_flight import SingleFlight
-from zerosearch.simulation.client import RequestRejectedError
 from zerosearch.simulation.pool import ServerPool
+from zerosearch.transport import RequestRejectedError, RetryableError
 
 WikiProtocol = Literal["auto", "zerosearch", "search_r1"]
 

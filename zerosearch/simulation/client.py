@@ -8,50 +8,25 @@ happens, never what is asked.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import aiohttp
-
-from verl.workers.rollout.engine import InfrastructureError
 from zerosearch.search.single_flight import SingleFlight
 from zerosearch.simulation.pool import Lease, ServerPool
+from zerosearch.transport import (
+    OverloadedError,
+    RequestRejectedError,
+    RetryableError,
+    ServerUnavailableError,
+    Transport,
+    backoff,
+)
 
-_FIRST_BACKOFF = 0.25
-_LONGEST_BACKOFF = 8.0
-_SHOWN_CHARACTERS = 500
 _LOOK_AGAIN = 0.1
 _PROBE_TIMEOUT = 30.0
-_OVERLOADED = (429, 503)
-_JITTER = random.Random()
-
-
-class ServerUnavailableError(InfrastructureError):
-    """No usable answer within the deadline."""
-
-
-class RequestRejectedError(InfrastructureError):
-    """The server understood and refused: sending the same again is pointless."""
-
-
-class _RetryableError(Exception):
-    """An attempt that may go better next time; ``retry_after`` in seconds where the server said so."""
-
-    def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class _OverloadedError(_RetryableError):
-    """A server that lives and has too much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +60,6 @@ class ChatReply:
 
 
 @dataclass(slots=True)
-class _Connections:
-    """What belongs to one event loop."""
-
-    session: aiohttp.ClientSession
-    slots: asyncio.Semaphore
-
-
-@dataclass(slots=True)
 class _Call:
     """How far one call has come."""
 
@@ -114,7 +81,7 @@ class ChatClient:
         self._pool = pool
         self._settings = settings
         self._models: SingleFlight[str] = SingleFlight(len(pool.urls))
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
+        self._transport = Transport(settings.max_concurrency, settings.api_key, bearer=True)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -161,8 +128,8 @@ class ChatClient:
                 call.attempts += 1
                 try:
                     return await self._judged_attempt(call, lease, body)
-                except _RetryableError as error:
-                    call.failure, pause = str(error), _pause(call.attempts, error.retry_after)
+                except RetryableError as error:
+                    call.failure, pause = str(error), backoff(call.attempts, error.retry_after)
             await self._rest(call, pause)
 
     async def _admission(self, call: _Call) -> None:
@@ -195,9 +162,9 @@ class ChatClient:
         except RequestRejectedError:
             self._pool.succeeded(lease.url)
             raise
-        except _OverloadedError:
+        except OverloadedError:
             raise
-        except _RetryableError as error:
+        except RetryableError as error:
             self._pool.failed(lease.url, str(error))
             raise
         self._pool.succeeded(lease.url)
@@ -214,61 +181,50 @@ class ChatClient:
                 return await self._attempt(lease.url, body)
         except TimeoutError as error:
             silent = f"{lease.url}: no answer within {time.monotonic() - begin:.3g} s"
-            raise _RetryableError(silent) from error
+            raise RetryableError(silent) from error
 
     async def served_models(self, url: str) -> tuple[str, ...]:
         """The model names that one server offers. Raises ServerUnavailableError or RequestRejectedError."""
         try:
             return await self._ask_models(url)
-        except _RetryableError as error:
+        except RetryableError as error:
             raise ServerUnavailableError(f"{url}: {error}") from error
 
     async def close(self) -> None:
         """Closes the connections of the running event loop."""
-        connections = self._connections.pop(asyncio.get_running_loop(), None)
-        if connections is not None:
-            await connections.session.close()
+        await self._transport.close()
 
     async def _attempt(self, url: str, body: Mapping[str, Any]) -> str:
-        async with self._here().slots:
-            model = self._settings.model or (await self._models.get(url, lambda: self._first_model(url)))[0]
-            reply = await self._request("POST", f"{url}/chat/completions", {"model": model, **body})
-        return _content(url, reply)
+        model = self._settings.model or (await self._models.get(url, lambda: self._first_model(url)))[0]
+        target, seconds = f"{url}/chat/completions", self._settings.request_timeout
+        reply = await self._transport.request("POST", target, seconds=seconds, body={"model": model, **body})
+        return self._content(url, reply)
 
     async def _first_model(self, url: str) -> str:
         return (await self._ask_models(url))[0]
 
     async def _ask_models(self, url: str, timeout: float = math.inf) -> tuple[str, ...]:
-        reply = await self._request("GET", f"{url}/models", None, timeout)
+        seconds = min(self._settings.request_timeout, timeout)
+        reply = await self._transport.request("GET", f"{url}/models", seconds=seconds)
         try:
             names = tuple(str(entry["id"]) for entry in reply["data"])
         except (KeyError, TypeError) as error:
-            raise _RetryableError(f"{url}/models answered without model names: {_short(str(reply))}") from error
+            raise RetryableError(
+                f"{url}/models answered without model names: {self._transport.excerpt(reply)}"
+            ) from error
         if not names:
-            raise _RetryableError(f"{url}/models lists no model")
+            raise RetryableError(f"{url}/models lists no model")
         return names
 
-    async def _request(self, method: str, url: str, body: Mapping[str, Any] | None, longest: float = math.inf) -> Any:
-        seconds = min(self._settings.request_timeout, longest)
-        timeout = aiohttp.ClientTimeout(total=seconds)
+    def _content(self, url: str, reply: Any) -> str:
+        excerpt = self._transport.excerpt
         try:
-            async with self._here().session.request(method, url, json=body, timeout=timeout) as response:
-                content = await response.read()
-                return _decoded(url, response.status, response.headers, content)
-        except TimeoutError as error:
-            raise _RetryableError(f"{url}: no answer within {seconds:g} s") from error
-        except aiohttp.ClientError as error:
-            raise _RetryableError(f"{url}: {type(error).__name__}: {error}") from error
-
-    def _here(self) -> _Connections:
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            key = self._settings.api_key
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers={"Authorization": f"Bearer {key}"} if key else None
-            )
-            self._connections[loop] = _Connections(session, asyncio.Semaphore(self._settings.max_concurrency))
-        return self._connections[loop]
+            content = reply["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise RetryableError(f"{url}: a reply without choices: {excerpt(reply)}") from error
+        if content is not None and not isinstance(content, str):
+            raise RetryableError(f"{url}: a reply whose content is no text: {excerpt(content)}")
+        return content or ""
 
 
 def _body(prompt: str, sampling: ChatSampling, seed: int) -> dict[str, Any]:
@@ -287,62 +243,3 @@ def _body(prompt: str, sampling: ChatSampling, seed: int) -> dict[str, Any]:
         "top_k": -1,
         "min_p": 0.0,
     }
-
-
-def _pause(attempts: int, retry_after: float) -> float:
-    """Seconds before the next attempt: doubling, with jitter, never less than the server asked for."""
-    backoff = min(_FIRST_BACKOFF * 2 ** (attempts - 1), _LONGEST_BACKOFF)
-    return max(retry_after, backoff * _JITTER.uniform(0.5, 1.0))
-
-
-def _decoded(url: str, status: int, headers: Mapping[str, str], content: bytes) -> Any:
-    if status in (408, 429) or status >= 500:
-        kind = _OverloadedError if status in _OVERLOADED else _RetryableError
-        raise kind(f"{url}: HTTP {status}: {error_message(content)}", _retry_after(headers))
-    if status >= 300:
-        raise RequestRejectedError(f"{url}: HTTP {status}: {error_message(content)}")
-    try:
-        return json.loads(content)
-    except ValueError as error:
-        raise _RetryableError(f"{url}: malformed JSON: {_short(content.decode(errors='replace'))}") from error
-
-
-def _content(url: str, reply: Any) -> str:
-    try:
-        content = reply["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError) as error:
-        raise _RetryableError(f"{url}: a reply without choices: {_short(json.dumps(reply))}") from error
-    if content is not None and not isinstance(content, str):
-        raise _RetryableError(f"{url}: a reply whose content is no text: {_short(json.dumps(content))}")
-    return content or ""
-
-
-def error_message(content: bytes) -> str:
-    """What a server says in an error body: ``error.message``, ``error``, ``message`` or ``detail``."""
-    text = content.decode(errors="replace").strip()
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return _short(text) or "(empty body)"
-    if not isinstance(body, dict):
-        return _short(text)
-    error = body.get("error")
-    said = error.get("message") if isinstance(error, dict) else error
-    said = said or body.get("message") or body.get("detail")
-    return _short(said if isinstance(said, str) else json.dumps(said)) if said else _short(text)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds, from a number or a date; 0 where absent or unreadable."""
-    value = headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return 0.0
-    return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.zerosearch.search.servers import SearchR1Wiki, SerpApi, Server, ZeroSearchWiki
-from zerosearch.search import http
+from zerosearch import transport
 
 
 @pytest.fixture
 def _short_http_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_BACKOFF", 0.01)
 
 
 async def _running(server: Server) -> AsyncIterator[Server]:

@@ -18,7 +18,7 @@ from zerosearch.config import SearchConfig
 from zerosearch.metrics import search_metrics
 from zerosearch.prompts import encode_plain, render_information
 from zerosearch.search.backend import Label
-from zerosearch.simulation.client import RequestRejectedError
+from zerosearch.transport import RequestRejectedError
 
 LIMITS = RolloutLimits(max_response_length=2000, max_turn_length=400, max_observation_length=800)
 MakeLoop = Callable[..., SearchAgentLoop]

@@ -12,7 +12,7 @@ from zerosearch.search.backend import Label, SearchRequest
 from zerosearch.search.engine import EngineBackend
 from zerosearch.search.google import GoogleSearch
 from zerosearch.search.http import HttpSettings
-from zerosearch.simulation.client import RequestRejectedError, ServerUnavailableError
+from zerosearch.transport import RequestRejectedError, ServerUnavailableError
 
 REQUEST = SearchRequest("who?", "q", ("x",), 0.5, SampleKey(1, 1, "u", 0), turn=1, topk=5)
 WRONG_KEY = "wr/ong key"

@@ -9,7 +9,7 @@ from zerosearch.config import SearchConfig, WikiConfig
 from zerosearch.engines import make_backend
 from zerosearch.search.backend import Label, SearchRequest
 from zerosearch.search.engine import EngineBackend
-from zerosearch.simulation.client import RequestRejectedError, ServerUnavailableError
+from zerosearch.transport import RequestRejectedError, ServerUnavailableError
 
 REQUEST = SearchRequest("who?", "q", ("x",), 0.5, SampleKey(1, 1, "u", 0), turn=1, topk=3)
 MakeWiki = Callable[..., EngineBackend]

@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from verl.workers.rollout.engine import InfrastructureError
-from zerosearch.simulation import client as client_module
-from zerosearch.simulation.client import (
-    ChatClient,
-    ChatSampling,
-    ClientSettings,
-    RequestRejectedError,
-    ServerUnavailableError,
-    error_message,
-)
+from zerosearch import transport
+from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
 from zerosearch.simulation.pool import ServerOutageError, ServerPool, parse_addresses
+from zerosearch.transport import RequestRejectedError, ServerUnavailableError, error_message
 
 SETTINGS = ClientSettings(request_timeout=2.0, deadline=5.0)
 SAMPLING = ChatSampling()
@@ -27,7 +21,7 @@ MakeClient = Callable[..., ChatClient]
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_BACKOFF", 0.01)
 
 
 @pytest.fixture
@@ -263,7 +257,7 @@ async def test_retry_after_beyond_the_deadline_fails_now(chat_server: Any, reply
 
 
 def test_retry_after_reads_seconds_and_dates() -> None:
-    retry_after = client_module._retry_after
+    retry_after = transport._retry_after
     assert retry_after({"Retry-After": "7"}) == 7
     assert retry_after({}) == 0
     assert retry_after({"Retry-After": "soon"}) == 0

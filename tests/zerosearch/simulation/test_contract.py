@@ -10,10 +10,11 @@ import pytest
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from zerosearch import transport
 from zerosearch.config import SearchConfig
-from zerosearch.simulation import client as client_module
-from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings, RequestRejectedError
+from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
 from zerosearch.simulation.pool import ServerPool, parse_addresses
+from zerosearch.transport import RequestRejectedError
 
 Connect = Callable[..., ChatClient]
 CONTEXT = 1000
@@ -72,7 +73,7 @@ def server(request: pytest.FixtureRequest, chat_server: Any, reply: Any) -> Any:
 
 @pytest.fixture
 async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
-    monkeypatch.setattr(client_module, "_FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_BACKOFF", 0.01)
     made: list[ChatClient] = []
 
     def connected(server: Any, **settings: Any) -> ChatClient:

@@ -21,14 +21,9 @@ from verl.workers.rollout.engine import SampleKey
 from zerosearch.prompts import load_simulation_template
 from zerosearch.search.backend import Label, SearchRequest
 from zerosearch.search.simulation import SimulationBackend
-from zerosearch.simulation.client import (
-    ChatClient,
-    ChatSampling,
-    ClientSettings,
-    RequestRejectedError,
-    ServerUnavailableError,
-)
+from zerosearch.simulation.client import ChatClient, ChatSampling, ClientSettings
 from zerosearch.simulation.pool import ServerOutageError, ServerPool, parse_addresses
+from zerosearch.transport import RequestRejectedError, ServerUnavailableError
 
 pytestmark = [
     pytest.mark.slow,

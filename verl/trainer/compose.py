@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def compose_config(overrides: Sequence[str], config_name: str = "ppo_trainer") -
             composed = compose(config_name, overrides=rewritten)
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        hint = _nearest_keys(rewritten, config_name)
+        hint = _hints(rewritten, config_name)
         raise ValueError(f"the overrides cannot be composed: {_first_cause(error)}{hint}") from error
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items()}
@@ -71,17 +71,36 @@ def _first_cause(error: BaseException) -> str:
     return " — ".join(dict.fromkeys(line.splitlines()[0] for line in messages if line))
 
 
-def _nearest_keys(overrides: Sequence[str], config_name: str) -> str:
-    """For every override of an unknown key, the known one that looks most like it."""
+def _hints(overrides: Sequence[str], config_name: str) -> str:
+    """For every override of an unknown key, the known one that looks most like it; for a group's unknown
+    file, those that there are; for values that Hydra's grammar takes apart, how to quote them."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         known = set(_keys(compose(config_name)))
-    hints = []
-    for override in overrides:
-        key = override.partition("=")[0]
-        if "." in key and not key.startswith(("+", "~")) and key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hints += [f"; {key} is no key" + (f", did you mean {near[0]}?" if near else "")]
-    return "".join(hints)
+    groups = {path.name for path in config_dir().iterdir() if path.is_dir()}
+    hints = (_group_hint(o) if _key(o) in groups else _key_hint(o, known) for o in overrides)
+    return "".join(f"; {hint}" for hint in hints if hint)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _group_hint(override: str) -> str:
+    key, _, value = override.partition("=")
+    files = sorted(path.stem for path in (config_dir() / _key(override)).glob("*.yaml"))
+    if value not in files:
+        near = difflib.get_close_matches(value, files, n=1)
+        return f"{_key(override)} is one of {', '.join(files)}" + (f", did you mean {near[0]}?" if near else "")
+    return f"write +preset={value}" if key == "preset" else ""
+
+
+def _key_hint(override: str, known: Iterable[str]) -> str:
+    key, _, value = override.partition("=")
+    if "." in key and not key.startswith(("+", "~")) and key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        return f"{key} is no key" + (f", did you mean {near[0]}?" if near else "")
+    unquoted = value and value[0] not in "'\"[{" and any(c.isspace() or not c.isascii() for c in value)
+    return f"quote the value twice: \"{key}='{value}'\"" if unquoted else ""
 
 
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from verl.utils.config import ReadableAsMapping
 from verl.workers.config import (
@@ -174,7 +174,7 @@ class TrainerConfig(ReadableAsMapping):
     test_freq: NonNegativeInt = 0
     seed: int = 0
     project_name: str = "zerosearch"
-    experiment_name: str = "run"
+    experiment_name: Annotated[str, Field(pattern=r"^[^/\\]+$")] = "run"
     default_local_dir: str = "runs"
     logger: tuple[Literal["console", "wandb"], ...] = ("console", "wandb")
     rollout_dump_freq: NonNegativeInt = 1

@@ -51,3 +51,26 @@ def test_wrong_overrides_are_named(override: str, words: str) -> None:
 def test_unknown_retriever_key_is_named() -> None:
     with pytest.raises(ValueError, match=r"retriever\.topic: unknown key"):
         environment_config(compose_config(["+retriever.topic=3"]).config)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+preset=orignal", "preset is one of original, quickstart, did you mean original?"),
+        ("preset=original", "write +preset=original"),
+        ("trainer=foo", "trainer is one of default"),
+        (
+            "trainer.default_local_dir=/tmp/my runs é",
+            "quote the value twice: \"trainer.default_local_dir='/tmp/my runs é'\"",
+        ),
+    ],
+)
+def test_what_hydra_refuses_is_told_with_its_fix(override: str, said: str) -> None:
+    with pytest.raises(ValueError, match="cannot be composed") as error:
+        compose_config([override])
+    assert said in str(error.value)
+
+
+def test_an_experiment_name_stays_below_its_directory() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.experiment_name"):
+        compose_config(["trainer.experiment_name=../x"])

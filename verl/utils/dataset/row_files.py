@@ -69,10 +69,15 @@ def _unreadable(file: str, error: OSError | ValueError) -> ValueError:
 
 
 def _json_rows(file: str) -> Iterator[Values]:
-    with Path(file).open(encoding="utf-8") as lines:
+    with Path(file).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_row(line, f"data file {file!r} line {number}")
+            place = f"data file {file!r} line {number}"
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{place} is not UTF-8 ({error}): write the file in that encoding") from error
+            if text.strip():
+                yield _json_row(text, place)
 
 
 def _json_row(line: str, place: str) -> Values:

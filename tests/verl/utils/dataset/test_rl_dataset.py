@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from verl.utils.dataset.rl_dataset import PromptFormat, RLHFDataset, RowPolicy, StatefulLoader, render_prompt
+from verl.utils.dataset.row_files import read_chunks
 
 FORMAT = PromptFormat(template="Answer: {question}", max_prompt_length=12)
 
@@ -248,3 +249,10 @@ def test_batched_tokenisation_gives_the_ids_of_single_prompts_across_chunks(
 def test_max_samples_are_the_first_usable_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     file = write(tmp_path / "a.parquet", [{"question": q} for q in ("long " * 20, "who", "is", "it")])
     assert [row.index for row in RLHFDataset([file], tokenizer, FORMAT, max_samples=2).rows] == [1, 2]
+
+
+def test_json_lines_of_another_encoding_are_named_by_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"question": "a"}\n' + '{"question": "é"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"rows\.jsonl' line 2 is not UTF-8"):
+        list(read_chunks(str(file)))

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import ray
 
+from tests.verl.trainer.ppo.test_regressions import trainer_on
 from verl.single_controller.base import Worker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.config import PPOTrainerConfig, TrainerConfig
 from verl.trainer.timing import PhaseTimer
 from verl.trainer.watchdog import Watchdog, WatchdogError, watchdog_problems
+from verl.utils.dataset.rl_dataset import Row
 from verl.utils.stack_dump import DumpTarget, process_started, request_dump
 
 
@@ -52,6 +54,13 @@ def test_phases_and_marks_are_progress_and_silence_is_not(tmp_path: Path) -> Non
         clock.now = 30
         assert watchdog.look()
     assert not watchdog.look()
+
+
+def test_trajectories_that_arrive_are_progress_of_the_run(tmp_path: Path) -> None:
+    trainer = trainer_on([Row("a.parquet", 0, (1,), {}, "a")], tmp_path)
+    before = trainer._timer.progress
+    trainer._stream._on_progress()
+    assert trainer._timer.progress == before + 1
 
 
 def test_the_error_names_phase_seconds_and_files_and_takes_the_interrupts_place(tmp_path: Path) -> None:

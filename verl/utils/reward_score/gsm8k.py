@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 
 MARK = "####"
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
+_NUMBER = re.compile(
+    r"(?P<whole>[-+]?\d+)\s+(?P<part>\d+\s*/\s*\d+)|"
+    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4}(?!\d))?)(?:\s*/\s*(?P<divisor>\d+(?:\.\d+)?))?",
+    re.ASCII,
+)
 _DROPPED = str.maketrans({"−": "-"} | dict.fromkeys(",$€£¥₹"))
 
 
@@ -42,12 +46,25 @@ def _numbers(ground_truth: Any) -> list[Decimal]:
 
 
 def _behind_mark(value: Any) -> str:
-    """Ground truths may still be worked solutions; booleans and mappings are no numbers."""
+    """Ground truths may still be worked solutions; booleans, mappings and what is not finite are no numbers."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         return ""
     return str(value).rpartition(MARK)[2]
 
 
 def _number(text: str) -> Decimal | None:
+    """The first number of ``text``: decimal, in scientific notation, a fraction, or a mixed number (1 1/2)."""
     found = _NUMBER.search(text.translate(_DROPPED))
-    return Decimal(found.group()) if found else None
+    if found is None:
+        return None
+    if found["whole"] is None:
+        return _quotient(found["number"], found["divisor"] or "1")
+    part = _quotient(*found["part"].split("/"))
+    sign = -1 if found["whole"].startswith("-") else 1
+    return None if part is None else Decimal(found["whole"]) + sign * part
+
+
+def _quotient(dividend: str, divisor: str) -> Decimal | None:
+    if divisor == "1":  # division rounds to 28 digits
+        return Decimal(dividend)
+    return Decimal(dividend) / Decimal(divisor) if Decimal(divisor) else None

@@ -34,7 +34,39 @@ def test_the_number_behind_the_last_mark_is_compared_as_a_number(response: str, 
     assert default_compute_score("openai/gsm8k", response, truth) == score
 
 
-@pytest.mark.parametrize("truth", [None, "many", [], True, ["7", "x"], {"answer": "7"}])
+@pytest.mark.parametrize(
+    ("response", "truth", "score"),
+    [
+        ("#### 10000000000000000", 1e16, 1),
+        ("#### 1", 1e16, 0),
+        ("#### 1e16", 10**16, 1),
+        ("#### 1e3", "1000", 1),
+        ("#### 1e3", "1", 0),
+        ("#### 1.5E-2", 0.015, 1),
+        ("#### 1/2", "1", 0),
+        ("#### 1/2", "0.5", 1),
+        ("#### 1/2", "1/2", 1),
+        ("#### -1 1/2", "-1.5", 1),
+        ("#### 1 1/2", "1", 0),
+        ("#### 1/0", "1", 0),
+        ("#### 6 / 4", "1.5", 1),
+        ("#### 18 apples", "18", 1),
+        ("#### -5", "-5", 1),
+        ("#### -5", "5", 0),
+        ("#### -$1,234.50", "-1234.5", 1),
+        ("#### $1,234.50", 1234.5, 1),
+        ("#### 50%", "50", 1),
+        ("#### 5 eggs", "5", 1),
+        ("#### 5e", "5", 1),
+        ("#### 12345678901234567890123456789012345", "12345678901234567890123456789012345", 1),
+        ("#### 12345678901234567890123456789012346", "12345678901234567890123456789012345", 0),
+    ],
+)
+def test_only_the_whole_number_counts_not_its_first_digits(response: str, truth: Any, score: float) -> None:
+    assert default_compute_score("gsm8k", response, truth) == score
+
+
+@pytest.mark.parametrize("truth", [float("inf"), float("nan"), None, "many", [], True, ["7", "x"], {"answer": "7"}])
 def test_a_ground_truth_without_a_number_is_refused(truth: Any) -> None:
     with pytest.raises(ValueError, match="ground_truth"):
         gsm8k.check_ground_truth(truth)

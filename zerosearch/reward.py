@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from verl.agent_loop.base import RewardInput
+from verl.utils.dataset.ground_truth import reward_model_truth
 from zerosearch.text import normalize_text
 
 Metric = Literal["f1", "em", "cover_em"]
@@ -88,7 +89,7 @@ def golden_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _raw_golds(row: Mapping[str, Any]) -> tuple[str, Any]:
     if row.get("golden_answers") is not None:
         return "golden_answers", row["golden_answers"]
-    truth = (row.get("reward_model") or {}).get("ground_truth")
+    truth = reward_model_truth(row)
     if truth is None:
         raise ValueError("needs gold answers: 'golden_answers' or 'reward_model.ground_truth'")
     if not isinstance(truth, Mapping):

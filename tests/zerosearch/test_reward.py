@@ -128,3 +128,8 @@ async def test_no_answer_scores_zero_and_raises_nothing() -> None:
     row = {"golden_answers": ["Paris"]}
     given_ = RewardInput("nq", "I think it is <answer>Paris", None, row)
     assert (await SearchReward("f1")(given_))["score"] == 0
+
+
+def test_a_reward_model_that_is_no_mapping_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="'reward_model' is 'rule', it must be a mapping"):
+        golden_answers({"reward_model": "rule"})

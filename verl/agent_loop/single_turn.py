@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from verl.agent_loop.base import AgentLoop, RewardFn, RewardInput, RolloutTask, Validation, scores_by_row
-from verl.agent_loop.reward import RuleReward, ground_truth
+from verl.agent_loop.reward import RuleReward
 from verl.agent_loop.trajectory import Segment, SegmentKind, TokenIds, Trajectory, TrajectoryStatus
 from verl.utils.config import ReadableAsMapping
+from verl.utils.dataset.ground_truth import ground_truth
 from verl.utils.reward_score import rule_for
 from verl.workers.rollout.engine import Generation, GenerationRequest, RolloutEngine, StopReason
 
@@ -44,17 +45,11 @@ class SingleTurnLoop(AgentLoop[SingleTurnConfig]):
         seconds = time.perf_counter() - begin
         given = RewardInput(task.prompt.data_source, self._text(generation.token_ids), None, task.prompt.row)
         scores = await reward(given)
-        return Trajectory(
-            uid=task.prompt.uid,
-            sample=task.key.sample,
-            step=task.key.step,
-            mode=task.mode,
-            prompt_ids=task.prompt.prompt_ids,
+        return task.trajectory(
             segments=[_segment(generation)],
             status=_status(generation),
             reward=scores["score"],
             reward_extra={name: value for name, value in scores.items() if name != "score"},
-            data_source=task.prompt.data_source,
             timings={"generate": seconds},
         )
 
@@ -62,12 +57,11 @@ class SingleTurnLoop(AgentLoop[SingleTurnConfig]):
         key, limits = task.key, self.context.limits
         room = min(task.sampling.max_tokens, limits.max_turn_length, limits.max_response_length)
         sampling = replace(task.sampling, max_tokens=room, stop=self.config.stop)
-        session = f"{task.mode}/{key.step}/{key.uid}/{key.sample}"
-        request = GenerationRequest(session, task.prompt.prompt_ids, sampling, key.stream("policy"))
+        request = GenerationRequest(task.session, task.prompt.prompt_ids, sampling, key.stream("policy"))
         try:
             return await engine.generate(request)
         finally:
-            await engine.release(session)
+            await engine.release(task.session)
 
     def _text(self, ids: TokenIds) -> str:
         text = self.context.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

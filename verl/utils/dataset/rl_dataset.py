@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.trajectory import Prompt, TokenIds
+from verl.utils.dataset.ground_truth import ground_truth
 from verl.utils.dataset.prompt_format import PromptFormat, render_prompt
 from verl.utils.dataset.row_files import Values, read_chunks, read_columns, short_names
 
@@ -115,6 +116,7 @@ class RLHFDataset:
 
     def _text(self, values: Values) -> str:
         messages = self._format.messages(values)
+        ground_truth(values)  # of a wrong type, it is this row's fault whichever reward is used
         if self._check_row is not None:
             self._check_row(values)
         return render_prompt(self._tokenizer, messages)
@@ -174,10 +176,7 @@ def listed(rows: Sequence[str]) -> str:
 
 
 def _content_key(row: Row) -> bytes:
-    reward_model = row.values.get("reward_model")
-    golds = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    golds = row.values.get("golden_answers") if golds is None else golds
-    told = json.dumps(golds, default=repr, sort_keys=True, ensure_ascii=False)
+    told = json.dumps(ground_truth(row.values), default=repr, sort_keys=True, ensure_ascii=False)
     return blake2b(np.asarray(row.prompt_ids, dtype=np.int64).tobytes() + told.encode(), digest_size=16).digest()
 
 

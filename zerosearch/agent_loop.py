@@ -181,17 +181,11 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
         scores = score_answer(answer, turns.episode.golden_answers)
         given = RewardInput(task.prompt.data_source, self._policy_text(turns), answer, task.prompt.row)
         returned = await reward(given)
-        return Trajectory(
-            uid=task.prompt.uid,
-            sample=task.key.sample,
-            step=task.key.step,
-            mode=task.mode,
-            prompt_ids=task.prompt.prompt_ids,
+        return task.trajectory(
             segments=turns.segments,
             status=turns.status,
             reward=returned["score"],
             reward_extra={name: value for name, value in returned.items() if name != "score"} | asdict(scores),
-            data_source=task.prompt.data_source,
             environment=replace(turns.episode, scores=scores),
             timings={"generate": turns.generate_seconds, "search": turns.search_seconds},
         )

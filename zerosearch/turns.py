@@ -97,11 +97,6 @@ class Turns:
         self._context = list(self.task.prompt.prompt_ids)
         self._remaining = self.rules.limits.max_response_length
 
-    @property
-    def session(self) -> str:
-        key = self.task.key
-        return f"{self.task.mode}/{key.step}/{key.uid}/{key.sample}"
-
     async def run(self) -> None:
         """At most ``max_turns`` + 1 generations, the last of which cannot search."""
         try:
@@ -111,7 +106,7 @@ class Turns:
                     self.status = ended
                     return
         finally:
-            await self.engine.release(self.session)
+            await self.engine.release(self.task.session)
 
     async def _turn(self, turn: int, last: bool) -> TrajectoryStatus | None:
         """One generation and what follows from it; the status that ends the trajectory, or None."""
@@ -155,7 +150,7 @@ class Turns:
     async def _continue(self, room: int) -> Generation:
         sampling = replace(self.task.sampling, max_tokens=room, stop=STOP_STRINGS)
         stream = self.task.key.stream("policy")
-        part = await self.engine.generate(GenerationRequest(self.session, tuple(self._context), sampling, stream))
+        part = await self.engine.generate(GenerationRequest(self.task.session, tuple(self._context), sampling, stream))
         assert 0 < len(part.token_ids) <= room, "a generation holds at least one token and keeps to its limit"
         self._context.extend(part.token_ids)
         return part

@@ -96,6 +96,23 @@ class RolloutTask:
     mode: str
     sampling: SamplingParams
 
+    @property
+    def session(self) -> str:
+        """Under which an engine keeps the key/value cache of this trajectory."""
+        return f"{self.mode}/{self.key.step}/{self.key.uid}/{self.key.sample}"
+
+    def trajectory(self, **outcome: Any) -> Trajectory:
+        """The record of this task; ``outcome`` holds the fields of Trajectory that the run of it decided."""
+        return Trajectory(
+            uid=self.prompt.uid,
+            sample=self.key.sample,
+            step=self.key.step,
+            mode=self.mode,
+            prompt_ids=self.prompt.prompt_ids,
+            data_source=self.prompt.data_source,
+            **outcome,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:

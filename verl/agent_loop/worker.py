@@ -178,14 +178,8 @@ def _or_raise(outcome: Trajectory | BaseException) -> Trajectory:
 
 
 def _failed(task: RolloutTask, error: InfrastructureError | TimeoutError) -> Trajectory:
-    return Trajectory(
-        uid=task.prompt.uid,
-        sample=task.key.sample,
-        step=task.key.step,
-        mode=task.mode,
-        prompt_ids=task.prompt.prompt_ids,
+    return task.trajectory(
         status=TrajectoryStatus.INFRASTRUCTURE_FAILED,
-        data_source=task.prompt.data_source,
         environment=error.environment if isinstance(error, InfrastructureError) else None,
         failure=f"{type(error).__name__}: {error}",
     )

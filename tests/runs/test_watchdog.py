@@ -38,7 +38,7 @@ def run_stuck(folder: Path) -> Finished:
     mark = uuid.uuid4().hex
     environment = {**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *OVERRIDES, *own, *STUCK]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
     directories = list((folder / "runs").glob("run-*"))
     return Finished(done.returncode, done.stdout + done.stderr, directories[0] if directories else None, mark)
 

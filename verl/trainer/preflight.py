@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from verl.agent_loop.base import AgentLoop, RunPlan
 from verl.models.registry import packed_model_class
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.model_files import ModelFiles, find_model
-from verl.trainer.resources import Findings, Machine, check_disk, check_machine
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+from verl.trainer.resources import Findings, Machine, Sizes, check_disk, check_machine
 from verl.trainer.setup import (
     Inputs,
     environment_class,
@@ -23,7 +25,7 @@ from verl.trainer.setup import (
     make_environment,
     make_prompt_format,
 )
-from verl.trainer.sizes import check_batches, check_lengths, check_rows
+from verl.trainer.sizes import check_batches, check_context, check_lengths, check_rows
 from verl.trainer.watchdog import watchdog_problems
 from verl.utils.dataset.rl_dataset import listed, render_prompt
 from verl.utils.dataset.row_files import SUFFIXES, read_columns
@@ -32,6 +34,7 @@ from verl.utils.paths import resolve_path
 from verl.utils.tokenizer import template_notes, tokenizer_problems
 
 MODEL_KEY = "MODEL_PATH (actor_rollout_ref.model.path)"
+CRITIC_KEY = "critic.model.path"
 
 
 def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Inputs:
@@ -41,15 +44,17 @@ def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Input
     """
     findings = Findings()
     policy = _policy(config, findings)
-    _check_critic_model(config, findings)
+    critic = _critic(config, policy, findings)
     check_lengths(config, policy.context_length if policy else None, findings)
     check_batches(config, findings)
     findings.problems.extend(watchdog_problems(config))
     readable = _check_data_files(config, findings)
     _check_reward(config, findings)
-    _check_resources(config, policy, machine or Machine.here(), findings)
+    sizes = Sizes(_parameters(policy, MODEL_KEY, findings), _parameters(critic, CRITIC_KEY, findings))
+    _check_resources(config, sizes, machine or Machine.here(), findings)
     inputs = _inputs(config, policy, findings) if policy and readable else None
     _check_environment(config, inputs, findings)
+    _check_algorithm(config, findings)  # last: the user's modules, loaded by now, may register names
     refuse(findings.problems)
     assert inputs is not None
     print(describe_first_prompt(config, inputs))
@@ -72,9 +77,23 @@ def _policy(config: PPOTrainerConfig, findings: Findings) -> ModelFiles | None:
     return _model(path, MODEL_KEY, findings)
 
 
-def _check_critic_model(config: PPOTrainerConfig, findings: Findings) -> None:
-    if config.algorithm.needs_critic and config.critic.model.path:
-        _model(config.critic.model.path, "critic.model.path", findings)
+def _critic(config: PPOTrainerConfig, policy: ModelFiles | None, findings: Findings) -> ModelFiles | None:
+    """The critic's checkpoint, the policy's where it names none; it must read the policy's ids and contexts."""
+    if not config.algorithm.needs_critic:
+        return None
+    if not config.critic.model.path:
+        return policy
+    critic = _model(config.critic.model.path, CRITIC_KEY, findings)
+    if critic is None:
+        return None
+    if policy and policy.vocab_size and critic.vocab_size and policy.vocab_size > critic.vocab_size:
+        findings.problem(
+            f"{CRITIC_KEY}: its vocabulary has {critic.vocab_size} entries, the policy's {policy.vocab_size}: the "
+            "critic reads the policy's token ids, take one with the same tokenizer"
+        )
+    if critic.context_length is not None:
+        check_context(config, critic.context_length, "the critic's", findings)
+    return critic
 
 
 def _model(path: str, key: str, findings: Findings) -> ModelFiles | None:
@@ -135,16 +154,39 @@ def _check_reward(config: PPOTrainerConfig, findings: Findings) -> None:
         findings.problem(f"custom_reward_function.path: {error}")
 
 
-def _check_resources(config: PPOTrainerConfig, policy: ModelFiles | None, machine: Machine, findings: Findings) -> None:
-    parameters = None
+def _check_algorithm(config: PPOTrainerConfig, findings: Findings) -> None:
+    """The names of estimator and policy loss are those of the registries; an estimator gets all that it takes."""
+    algorithm, policy_loss = config.algorithm, config.actor_rollout_ref.actor.policy_loss
     try:
-        parameters = policy.parameters() if policy else None
+        get_policy_loss_fn(policy_loss)
     except ValueError as error:
-        findings.problem(f"{MODEL_KEY}: {error}")
+        findings.problem(f"actor_rollout_ref.actor.policy_loss: {error}")
+    try:
+        parameters = inspect.signature(get_adv_estimator_fn(algorithm.adv_estimator)).parameters
+    except ValueError as error:
+        findings.problem(f"algorithm.adv_estimator: {error}")
+        return
+    values = parameters.get("values")
+    if values is not None and values.default is inspect.Parameter.empty and not algorithm.needs_critic:
+        findings.problem(
+            f"algorithm.adv_estimator: {algorithm.adv_estimator} takes a critic's values, which only gae has: give "
+            "its parameter `values` a default, or take algorithm=ppo"
+        )
+
+
+def _parameters(model: ModelFiles | None, key: str, findings: Findings) -> int | None:
+    try:
+        return model.parameters() if model else None
+    except ValueError as error:
+        findings.problem(f"{key}: {error}")
+        return None
+
+
+def _check_resources(config: PPOTrainerConfig, sizes: Sizes, machine: Machine, findings: Findings) -> None:
     own = Findings()
     if not os.environ.get("RAY_ADDRESS"):
-        check_machine(config, machine, parameters, own)
-    check_disk(config, parameters, own)
+        check_machine(config, machine, sizes, own)
+    check_disk(config, sizes.policy, own)
     findings.problems += own.problems
     findings.warnings += own.warnings
 

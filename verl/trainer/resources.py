@@ -12,7 +12,8 @@ import torch
 
 from verl.trainer.config import PPOTrainerConfig, TrainerConfig
 
-_MASTER_BYTES = 4
+_BYTES_OF = {"float32": 4, "bfloat16": 2}
+_MASTER_BYTES = _BYTES_OF["float32"]
 _OPTIMIZER_BYTES = 12
 """Of one parameter in training, beside its float32 master: two float32 moments and a float32 gradient."""
 _BYTES_PER_TOKEN = 24
@@ -35,6 +36,14 @@ class Findings:
     def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of the models, None where not known; the critic's count only where there is one."""
+
+    policy: int | None = None
+    critic: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,11 @@ def _memory_bytes() -> int:
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
-def check_machine(config: PPOTrainerConfig, machine: Machine, parameters: int | None, findings: Findings) -> None:
+def check_machine(config: PPOTrainerConfig, machine: Machine, sizes: Sizes, findings: Findings) -> None:
     """Of a run on this machine alone: a cluster's resources are compared when its Ray is joined."""
     _check_counts(config.trainer, machine, findings)
-    if parameters is not None and not findings.problems:
-        _check_memory(config, machine, parameters, findings)
+    if sizes.policy is not None and not findings.problems:
+        _check_memory(config, machine, sizes, findings)
 
 
 def _check_counts(trainer: TrainerConfig, machine: Machine, findings: Findings) -> None:
@@ -90,25 +99,29 @@ def _check_counts(trainer: TrainerConfig, machine: Machine, findings: Findings) 
         )
 
 
-def training_bytes(config: PPOTrainerConfig, parameters: int) -> int:
+def training_bytes(config: PPOTrainerConfig, sizes: Sizes) -> int:
     """A lower bound of what one rank holds: its shard of masters, moments and gradients (of the critic too), of
-    the reference, and a whole copy of the weights for the rollout engine. Activations and caches come on top."""
-    trained = 2 if config.algorithm.needs_critic else 1
-    shard = trained * (_MASTER_BYTES + _OPTIMIZER_BYTES) + (_MASTER_BYTES if config.needs_reference else 0)
-    engine = 2 if config.actor_rollout_ref.rollout.dtype == "bfloat16" else 4
+    the reference in its compute type, and a whole copy of the weights for the rollout engine. Activations and
+    caches come on top."""
+    policy, critic = sizes.policy or 0, sizes.critic or 0
+    trained = policy + (critic if config.algorithm.needs_critic else 0)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    reference = policy * _BYTES_OF[actor.fsdp_config.param_dtype] if config.needs_reference else 0
     ranks = config.trainer.ranks_per_node * config.trainer.nnodes
-    return parameters * shard // ranks + parameters * engine
+    return (trained * (_MASTER_BYTES + _OPTIMIZER_BYTES) + reference) // ranks + policy * _BYTES_OF[rollout.dtype]
 
 
-def _check_memory(config: PPOTrainerConfig, machine: Machine, parameters: int, findings: Findings) -> None:
+def _check_memory(config: PPOTrainerConfig, machine: Machine, sizes: Sizes, findings: Findings) -> None:
     trainer = config.trainer
-    per_rank = training_bytes(config, parameters)
+    per_rank = training_bytes(config, sizes)
     on_gpu = trainer.n_gpus_per_node > 0
     present = machine.gpu_bytes if on_gpu else machine.memory_bytes
     asked = per_rank if on_gpu else per_rank * trainer.ranks_per_node * trainer.nnodes
     what = "each GPU" if on_gpu else "this machine"
+    critic = f" and a critic of {(sizes.critic or 0) / 1e9:.2f}" if config.algorithm.needs_critic else ""
     numbers = (
-        f"weights, gradients and optimizer state of {parameters / 1e9:.2f} billion parameters take at least "
+        f"weights, gradients and optimizer state of {(sizes.policy or 0) / 1e9:.2f} billion parameters{critic} take "
+        f"at least "
         f"{asked / GIB:.1f} GiB of {what}, which has {present / GIB:.1f} GiB"
     )
     if asked > present:
@@ -131,18 +144,21 @@ def cluster_problem(trainer: TrainerConfig, resources: Mapping[str, float]) -> s
 
 
 def check_disk(config: PPOTrainerConfig, parameters: int | None, findings: Findings, free: int | None = None) -> None:
-    """Room for the checkpoints that are kept, one more while it is written, and the trajectories."""
+    """Room for the checkpoints that are kept, one more while it is written, and the trajectories.
+
+    ``parameters`` are the policy's. Validation alone keeps nothing.
+    """
     root = Path(config.trainer.default_local_dir).absolute()
     free = _free_bytes(root, findings) if free is None else free
     if free is None:
         return
-    kept = config.trainer.save_last + config.trainer.save_best
+    kept = _kept_checkpoints(config.trainer)
     checkpoints = (parameters or 0) * _MASTER_BYTES * (kept + 1) if kept else 0
     if checkpoints > free:
         findings.problem(
             f"trainer.default_local_dir: {kept} kept checkpoints and one being written take "
             f"{checkpoints / GIB:.1f} GiB, {free / GIB:.1f} GiB are free at {root}: make room, name another place, "
-            "or set trainer.save_best=false"
+            "or keep fewer (trainer.save_best, save_last, save_freq)"
         )
     elif checkpoints + _record_bytes(config) > free:
         findings.warn(
@@ -152,9 +168,16 @@ def check_disk(config: PPOTrainerConfig, parameters: int | None, findings: Findi
         )
 
 
+def _kept_checkpoints(trainer: TrainerConfig) -> int:
+    if trainer.val_only:
+        return 0
+    last = trainer.save_last or 0 < trainer.save_freq <= trainer.total_training_steps
+    return last + trainer.save_best
+
+
 def _record_bytes(config: PPOTrainerConfig) -> int:
     trainer, data = config.trainer, config.data
-    if not trainer.rollout_dump_freq:
+    if not trainer.rollout_dump_freq or trainer.val_only:
         return 0
     tokens = data.max_prompt_length + data.max_response_length
     trajectories = data.train_batch_size * config.actor_rollout_ref.rollout.n

@@ -21,28 +21,42 @@ def check_lengths(config: PPOTrainerConfig, context_length: int | None, findings
             f"one turn ({rollout.max_turn_length} tokens) and one observation ({rollout.max_observation_length}) can "
             f"fill data.max_response_length ({data.max_response_length}), the budget of the whole trajectory"
         )
-    whole = data.max_prompt_length + data.max_response_length
-    if context_length is not None and whole > context_length:
+    if context_length is not None:
+        check_context(config, context_length, "the model's", findings)
+
+
+def check_context(config: PPOTrainerConfig, context_length: int, whose: str, findings: Findings) -> None:
+    whole = config.data.max_prompt_length + config.data.max_response_length
+    if whole > context_length:
         findings.problem(
-            f"data.max_prompt_length + data.max_response_length is {whole}, the model's context "
+            f"data.max_prompt_length + data.max_response_length is {whole}, {whose} context "
             f"(max_position_embeddings) is {context_length}: lower them"
         )
 
 
 def check_batches(config: PPOTrainerConfig, findings: Findings) -> None:
-    """Batches, mini-batches, groups and ranks against each other."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    ranks = trainer.ranks_per_node * trainer.nnodes
-    if rollout.num_replicas > ranks:
-        findings.problem(
-            f"rollout.num_replicas is {rollout.num_replicas}, but only {ranks} training ranks can host one each"
-        )
-    if trainer.val_only:
+    """Batches, mini-batches, groups and steps against each other."""
+    if config.trainer.val_only:
         return
+    _check_critic_warmup(config, findings)
     _check_group(config, findings)
     _check_mini_batch(config, "actor_rollout_ref.actor", config.actor_rollout_ref.actor.ppo_mini_batch_size, findings)
     if config.algorithm.needs_critic:
         _check_mini_batch(config, "critic", config.critic.ppo_mini_batch_size, findings)
+
+
+def _check_critic_warmup(config: PPOTrainerConfig, findings: Findings) -> None:
+    trainer = config.trainer
+    if trainer.critic_warmup and not config.algorithm.needs_critic:
+        findings.problem(
+            f"trainer.critic_warmup is {trainer.critic_warmup}, but {config.algorithm.adv_estimator} has no critic: "
+            "set it to 0, or take algorithm=ppo"
+        )
+    elif trainer.critic_warmup >= trainer.total_training_steps:
+        findings.problem(
+            f"trainer.critic_warmup ({trainer.critic_warmup}) leaves none of the trainer.total_training_steps "
+            f"({trainer.total_training_steps}) to the actor: lower it"
+        )
 
 
 def _check_group(config: PPOTrainerConfig, findings: Findings) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.verl.trainer.conftest import rows_of, write_config, write_rows
 from verl.trainer.compose import compose_config
+from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.preflight import preflight, refuse, run_plan
 from verl.trainer.resources import GIB, Machine
 from verl.trainer.setup import Inputs
@@ -136,3 +138,41 @@ def test_servers_that_run_already_are_asked_with_the_other_checks(
 
 def test_servers_that_the_run_starts_itself_are_not_asked_yet(startable: list[str]) -> None:
     assert len(start(startable, "trainer.total_training_steps=9").train_set) == 4
+
+
+def other_model(checkpoint: Path, **changes: object) -> str:
+    directory = checkpoint.parent / "critic"
+    directory.mkdir()
+    write_config(directory, **changes)
+    return f"critic.model.path={directory}"
+
+
+def test_a_critic_must_read_the_policys_ids_and_contexts(startable: list[str], checkpoint: Path) -> None:
+    critic = other_model(checkpoint, vocab_size=29, max_position_embeddings=1024)
+    message = refusal(startable, "algorithm=ppo", critic)
+    assert "critic.model.path: its vocabulary has 29 entries, the policy's 30" in message
+    assert "the critic's context (max_position_embeddings) is 1024" in message
+    assert message.count("\n  - ") == 2
+    start(startable, critic)
+
+
+def test_a_warmup_of_the_critic_leaves_steps_to_the_actor_and_needs_a_critic(startable: list[str]) -> None:
+    sizes = ("trainer.total_training_steps=4", "trainer.critic_warmup=4")
+    assert "leaves none of the trainer.total_training_steps (4)" in refusal(startable, "algorithm=ppo", *sizes)
+    assert "but grpo has no critic" in refusal(startable, *sizes)
+    start(startable, "algorithm=ppo", sizes[0], "trainer.critic_warmup=3")
+
+
+def test_names_of_estimators_and_losses_are_checked_before_models_are_loaded(startable: list[str]) -> None:
+    unknown = ("algorithm.adv_estimator=gone", "actor_rollout_ref.actor.policy_loss=lost")
+    message = refusal(startable, *unknown)
+    assert "algorithm.adv_estimator: unknown advantage estimator 'gone'; known: gae, grpo" in message
+    assert "actor_rollout_ref.actor.policy_loss: unknown policy loss 'lost'; known: vanilla" in message
+
+
+def test_an_estimator_that_takes_values_needs_a_critic(startable: list[str]) -> None:
+    @register_adv_est("takes_values")
+    def takes_values(token_level_rewards: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return token_level_rewards, values
+
+    assert "takes_values takes a critic's values" in refusal(startable, "algorithm.adv_estimator=takes_values")

@@ -7,7 +7,16 @@ import pytest
 
 from verl.trainer.compose import compose_config
 from verl.trainer.config import PPOTrainerConfig
-from verl.trainer.resources import GIB, Findings, Machine, check_disk, check_machine, cluster_problem, training_bytes
+from verl.trainer.resources import (
+    GIB,
+    Findings,
+    Machine,
+    Sizes,
+    check_disk,
+    check_machine,
+    cluster_problem,
+    training_bytes,
+)
 
 MACHINE = Machine(gpus=2, gpu_bytes=80 * GIB, cores=4, memory_bytes=64 * GIB)
 BILLION = 10**9
@@ -19,7 +28,7 @@ def config(*overrides: str) -> PPOTrainerConfig:
 
 def machine_findings(machine: Machine, parameters: int | None, *overrides: str) -> Findings:
     findings = Findings()
-    check_machine(config(*overrides), machine, parameters, findings)
+    check_machine(config(*overrides), machine, Sizes(parameters), findings)
     return findings
 
 
@@ -47,11 +56,19 @@ def test_more_ranks_than_cores_are_a_warning() -> None:
 
 
 def test_memory_is_masters_moments_gradients_reference_and_the_engines_copy() -> None:
-    assert training_bytes(config("actor_rollout_ref.actor.use_kl_loss=false"), 100) == 100 * (16 + 4)
-    assert training_bytes(config(), 100) == 100 * (16 + 4 + 4)
-    assert training_bytes(config("algorithm=ppo"), 100) == 100 * (32 + 4 + 4)
+    one = Sizes(100, 100)
+    assert training_bytes(config("actor_rollout_ref.actor.use_kl_loss=false"), one) == 100 * (16 + 4)
+    assert training_bytes(config(), one) == 100 * (16 + 4 + 4)
+    assert training_bytes(config("algorithm=ppo"), one) == 100 * (32 + 4 + 4)
     sharded = config("trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.dtype=bfloat16")
-    assert training_bytes(sharded, 100) == 100 * (16 + 4) // 4 + 100 * 2
+    assert training_bytes(sharded, one) == 100 * (16 + 4) // 4 + 100 * 2
+
+
+def test_a_reference_takes_its_compute_type_and_a_critic_its_own_size() -> None:
+    half = config("actor_rollout_ref.actor.fsdp_config.param_dtype=bfloat16")
+    assert training_bytes(half, Sizes(100)) == 100 * (16 + 2 + 4)
+    assert training_bytes(config("algorithm=ppo"), Sizes(100, 30)) == 100 * (16 + 4 + 4) + 30 * 16
+    assert training_bytes(config(), Sizes(100, 30)) == 100 * (16 + 4 + 4)
 
 
 def test_weights_that_cannot_fit_are_a_problem_and_a_tight_fit_a_warning() -> None:
@@ -76,6 +93,12 @@ def test_disk_holds_the_kept_checkpoints_and_the_one_being_written(tmp_path: Pat
     assert "2 kept checkpoints and one being written take 11.2 GiB" in look(twelve - 1).problems[0]
     assert look(8 * BILLION, "trainer.save_best=false") == Findings()
     assert look(0, "trainer.save_best=false", "trainer.save_last=false") == Findings()
+    assert (
+        "1 kept checkpoints"
+        in look(0, "trainer.save_best=false", "trainer.save_last=false", "trainer.save_freq=5").problems[0]
+    )
+    assert look(0, "trainer.val_only=true") == Findings()
+    assert look(0, "trainer.val_only=true", "trainer.rollout_dump_freq=1") == Findings()
     assert "trajectories" in look(twelve, "trainer.rollout_dump_freq=1").warnings[0]
 
 

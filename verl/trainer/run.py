@@ -234,6 +234,7 @@ class TrainingRun:
             needs_reference=config.needs_reference,
             critic=config.critic if config.algorithm.needs_critic else None,
             critic_loss=CriticLoss.of(config.critic) if config.algorithm.needs_critic else None,
+            critic_warmup=config.trainer.critic_warmup if config.algorithm.needs_critic else 0,
         )
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), worker_config))
         self._stack.callback(group.shutdown)

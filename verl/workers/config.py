@@ -80,7 +80,8 @@ class ActorConfig(ReadableAsMapping):
 
 @dataclass(frozen=True)
 class CriticConfig(ReadableAsMapping):
-    """The value model; its head starts at zero. An empty ``model.path`` takes the policy's whole model section.
+    """The value model; its head starts at zero. An empty ``model.path`` takes the policy's, and with it its
+    ``trust_remote_code``; gradient checkpointing is then on where either model section says so.
 
     ``ppo_mini_batch_size`` counts prompts per update, as the actor's; null: the whole batch.
     """
@@ -126,7 +127,6 @@ class RolloutConfig(ReadableAsMapping):
     max_num_seqs: PositiveInt = 128
     max_in_flight: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    num_replicas: PositiveInt = 1
     num_threads: NonNegativeInt = 1
     weight_bucket_megabytes: PositiveInt = 256
     max_failed_share: Fraction = 0.1

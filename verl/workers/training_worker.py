@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,8 @@ class TrainingWorkerConfig:
 
     ``model_path`` is where the checkpoint lies on every node. ``loss`` is the actor's. ``critic`` and
     ``critic_loss`` are given together; without them there is no critic. ``device`` is ``cpu`` or ``cuda``;
-    ``num_threads`` 0 leaves torch's choice. Batches whose update was skipped are written below ``run_dir``.
+    ``num_threads`` 0 leaves torch's choice. The actor is first updated in the step after ``critic_warmup``,
+    from which its learning-rate schedule counts. Batches whose update was skipped are written below ``run_dir``.
     """
 
     model_path: str
@@ -58,17 +60,20 @@ class TrainingWorkerConfig:
     run_dir: str
     critic: CriticConfig | None = None
     critic_loss: ValueBatchLoss | None = None
+    critic_warmup: int = 0
 
     def __post_init__(self) -> None:
         assert (self.critic is None) == (self.critic_loss is None)
 
 
 def critic_model(config: TrainingWorkerConfig) -> ModelConfig:
-    """The critic's model section, with a path on this node: the policy's as a whole where it names no model."""
+    """The critic's model section, with a path on this node; where it names no model, with what it takes from the
+    policy's (see :class:`CriticConfig`)."""
     assert config.critic is not None
     model = config.critic.model
     if not model.path:
-        return replace(config.model, path=config.model_path)
+        checkpointing = model.enable_gradient_checkpointing or config.model.enable_gradient_checkpointing
+        return replace(config.model, path=config.model_path, enable_gradient_checkpointing=checkpointing)
     return replace(model, path=resolve_path(model.path))
 
 
@@ -147,9 +152,10 @@ class TrainingWorker(Worker):
     def update_actor(self, data: DataProto) -> DataProto:
         """One optimizer step on the rows of all ranks.
 
-        ``meta_info["global_steps"]`` is the training step, counted from 1; the learning rate follows
-        from it. A batch without ``old_log_probs`` is attributed to the policy as it is, which is right
-        for a step's only update and refused for a further one (ValueError).
+        ``meta_info["global_steps"]`` is the training step, counted from 1; the learning rate follows from
+        it, the first step after ``critic_warmup`` being the schedule's first. A batch without
+        ``old_log_probs`` is attributed to the policy as it is, which is right for a step's only update and
+        refused for a further one (ValueError).
 
         Returns ``meta_info["metrics"]``: the loss's metrics and ``actor/loss``, ``actor/grad_norm``,
         ``actor/lr``, ``actor/tokens``, ``actor/nonfinite_updates``, over all ranks.
@@ -160,7 +166,8 @@ class TrainingWorker(Worker):
         if step == self._last_step and "old_log_probs" not in tensors:
             raise ValueError(f"a second update in step {step} needs old_log_probs in the batch")
         self._last_step = step
-        rate = learning_rate(self.config.actor.optim, step, self.config.total_training_steps)
+        warmup = self.config.critic_warmup
+        rate = learning_rate(self.config.actor.optim, step - warmup, self.config.total_training_steps - warmup)
         metrics = self.actor.train_batch(rows_from_batch(tensors, fields), self.config.loss, rate)
         return _updated("actor", metrics, begin)
 
@@ -201,7 +208,8 @@ class TrainingWorker(Worker):
         dtype = DTYPES[self.config.rollout.dtype]
         weights = ((name, tensor.to(dtype)) for name, tensor in self.actor.full_tensors())
         if self.rank == 0:
-            send_weights(weights, receivers, version, self.config.rollout.weight_bucket_megabytes << 20)
+            with _whole_stream(weights):
+                send_weights(weights, receivers, version, self.config.rollout.weight_bucket_megabytes << 20)
         else:
             _exhaust(weights)
 
@@ -209,12 +217,15 @@ class TrainingWorker(Worker):
     def save_hf(self, path: str, stop_strings: Sequence[str] = ()) -> None:
         """Writes the actor as a Hugging Face checkpoint; rank 0 writes. See :func:`save_hf_checkpoint`."""
         weights = self.actor.full_tensors()
-        if self.rank == 0:
-            trust_remote_code = self.config.model.trust_remote_code
-            save_hf_checkpoint(weights, self.config.model_path, Path(path), stop_strings, trust_remote_code)
-        else:
-            _exhaust(weights)
-        dist.barrier()
+        try:
+            if self.rank == 0:
+                trust_remote_code = self.config.model.trust_remote_code
+                with _whole_stream(weights):
+                    save_hf_checkpoint(weights, self.config.model_path, Path(path), stop_strings, trust_remote_code)
+            else:
+                _exhaust(weights)
+        finally:
+            dist.barrier()
 
 
 def _timed(name: str, begin: float) -> dict[str, dict[str, float]]:
@@ -239,6 +250,15 @@ def _score(engine: FSDPEngine[LossT], data: DataProto) -> list[torch.Tensor]:
 def _tensors(data: DataProto) -> dict[str, torch.Tensor]:
     assert data.batch is not None
     return data.batch.to_dict()
+
+
+@contextmanager
+def _whole_stream(weights: Iterator[NamedTensor]) -> Iterator[None]:
+    """All ranks take part in making every tensor: the stream is read to its end before an error leaves."""
+    try:
+        yield
+    finally:
+        _exhaust(weights)
 
 
 def _exhaust(weights: Iterator[NamedTensor]) -> None:

@@ -312,12 +312,41 @@ def test_a_critic_on_two_ranks_is_that_of_one_rank(
     assert torch.equal(after, values[-1])
 
 
-def test_the_critic_inherits_the_policys_model_section_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    policy = ModelConfig(path="hub/name", trust_remote_code=True, enable_gradient_checkpointing=True)
+def test_a_critic_without_a_path_takes_the_policys_and_checkpointing_from_either(tmp_path: Path) -> None:
+    policy = ModelConfig(path="hub/name", trust_remote_code=True)
     config = replace(critic_config("/disk/policy", tmp_path), model=policy)
     assert critic_model(config) == replace(policy, path="/disk/policy")
+    for actors, critics in ((True, False), (False, True), (True, True)):
+        both = replace(
+            config,
+            model=replace(policy, enable_gradient_checkpointing=actors),
+            critic=replace(CRITIC, model=ModelConfig(enable_gradient_checkpointing=critics)),
+        )
+        assert critic_model(both) == ModelConfig("/disk/policy", True, True)
     own = ModelConfig(path="/disk/critic")
-    assert critic_model(replace(config, critic=replace(CRITIC, model=own))) == own
+    checkpointed = replace(config, model=replace(policy, enable_gradient_checkpointing=True))
+    assert critic_model(replace(checkpointed, critic=replace(CRITIC, model=own))) == own
     packaged = replace(CRITIC, model=ModelConfig(path="pkg://verl.workers/engine"))
     assert Path(critic_model(replace(config, critic=packaged)).path).name == "engine"
     assert Path(critic_model(replace(config, critic=packaged)).path).is_dir()
+
+
+def test_the_actors_schedule_counts_from_its_first_update(make_group: Any, checkpoint: Any, make_rows: Any) -> None:
+    """A warm-up of two steps after two steps of the critic alone: half the rate, then all of it."""
+    group = make_group(
+        replace(worker_config(checkpoint("qwen2"), replace(ACTOR, use_kl_loss=False)), critic_warmup=2), 1
+    )
+    batch = padded_batch(make_rows(2), ["advantages", "rollout_log_probs"])
+    rates = []
+    for step in (3, 4, 5):
+        batch.meta_info["global_steps"] = step
+        rates.append(group.update_actor(batch).meta_info["metrics"]["actor/lr"])
+    assert rates == [5e-3, 1e-2, 1e-2]
+
+
+def test_weights_that_cannot_be_written_leave_no_rank_behind(group: RayWorkerGroup, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        group.save_hf(str(tmp_path / "file" / "weights"))
+    group.save_hf(str(tmp_path / "weights"))
+    assert (tmp_path / "weights" / "model.safetensors").is_file()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,23 @@ def environment_class(config: PPOTrainerConfig) -> type[AgentLoop[Any]]:
 
 def environment_config(config: PPOTrainerConfig) -> Any:
     """The section ``retriever`` as the environment's own Config. Raises ValueError naming the wrong keys."""
-    return build_config(environment_class(config).Config, config.retriever, "retriever")
+    settings = environment_class(config).Config
+    try:
+        return build_config(settings, config.retriever, "retriever")
+    except ValueError as error:
+        known = [setting.name for setting in fields(settings)]
+        raise ValueError(f"{error}{_whose_keys(config, known)}") from error
+
+
+def _whose_keys(config: PPOTrainerConfig, known: Sequence[str]) -> str:
+    """For unknown keys: which environment is asked, and that a preset may be written for another one."""
+    if set(config.retriever) <= set(known):
+        return ""
+    return (
+        f"\n  retriever.* are the settings of environment.path={config.environment.path}, which knows "
+        f"{', '.join(known) or 'none'}: an unknown key is misspelt, or of another environment, for which a "
+        "preset (+preset=…) was written: then leave out either the preset or environment=…"
+    )
 
 
 def rollout_limits(config: PPOTrainerConfig) -> RolloutLimits:

@@ -36,3 +36,12 @@ def test_what_the_original_shares_with_the_defaults_is_left_alone() -> None:
 def test_overrides_win_over_a_preset() -> None:
     config = compose_config(["+preset=original", "retriever.draw=trajectory", "algorithm.baseline=batch"]).config
     assert (config.retriever["draw"], config.algorithm.baseline) == ("trajectory", "batch")
+
+
+def test_a_preset_of_another_environment_is_refused_with_the_environment_that_is_asked() -> None:
+    config = compose_config(["+preset=quickstart", "environment=single_turn"]).config
+    with pytest.raises(ValueError, match="unknown key") as error:
+        environment_config(config)
+    message = str(error.value)
+    assert "environment.path=verl.agent_loop.single_turn.SingleTurnLoop, which knows stop:" in message
+    assert "leave out either the preset or environment=…" in message

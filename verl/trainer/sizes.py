@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl.trainer.config import PPOTrainerConfig
 from verl.trainer.resources import Findings
 
-_GROUP_ESTIMATORS = ("grpo", "rloo")
+_GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 def check_lengths(config: PPOTrainerConfig, context_length: int | None, findings: Findings) -> None:

@@ -149,9 +149,16 @@ def _check_reward(config: PPOTrainerConfig, findings: Findings) -> None:
     if reward.path is None:
         return
     try:
-        load_from_file(reward.path, reward.name)
+        function = load_from_file(reward.path, reward.name)
     except (ValueError, ImportError, SyntaxError) as error:
         findings.problem(f"custom_reward_function.path: {error}")
+        return
+    takes = ("data_source", "solution_str", "ground_truth", "extra_info")
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(takes))
+    except TypeError as error:
+        wants = f"is called as {reward.name}({', '.join(f'{name}=…' for name in takes)})"
+        findings.problem(f"custom_reward_function.name: {reward.name!r} of {reward.path} {wants}, but {error}")
 
 
 def _check_algorithm(config: PPOTrainerConfig, findings: Findings) -> None:

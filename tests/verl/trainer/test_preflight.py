@@ -176,3 +176,26 @@ def test_an_estimator_that_takes_values_needs_a_critic(startable: list[str]) -> 
         return token_level_rewards, values
 
     assert "takes_values takes a critic's values" in refusal(startable, "algorithm.adv_estimator=takes_values")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def compute_score(x): return 1.0", "got an unexpected keyword argument 'data_source'"),
+        ("compute_score = 5", "5 is not a callable object"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused(
+    startable: list[str], tmp_path: Path, source: str, said: str
+) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(source)
+    assert said in refusal(startable, f"custom_reward_function.path={file}")
+
+
+def test_rewards_that_take_what_they_are_given_are_accepted(startable: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more): return 1"
+    )
+    start(startable, f"custom_reward_function.path={file}")

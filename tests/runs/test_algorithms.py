@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.glossary import undocumented
 from tests.runs.script import SHORT, Finished, Start
 
 TWO_RANKS = (
@@ -37,6 +38,7 @@ def _learns(run: Finished) -> None:
 def test_ppo_learns_to_search_and_its_critic_to_predict(start: Start) -> None:
     run = start(*SHORT, algorithm="ppo").finish()
     _learns(run)
+    assert not undocumented(name for row in run.metrics for name in row)
     steps = [row for row in run.metrics if "critic/vf_loss" in row]
     assert len(steps) == 5
     assert steps[0]["critic/values/max"] == steps[0]["critic/values/min"] == 0.0  # a new critic predicts 0

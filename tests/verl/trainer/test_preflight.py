@@ -181,7 +181,7 @@ def test_an_estimator_that_takes_values_needs_a_critic(startable: list[str]) -> 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def compute_score(x): return 1.0", "got an unexpected keyword argument 'data_source'"),
+        ("def compute_score(x): return 1.0", "missing a required argument: 'x'"),
         ("compute_score = 5", "5 is not a callable object"),
     ],
 )

@@ -154,14 +154,15 @@ class RayPPOTrainer:
     def _updates(
         self, update: Callable[[DataProto], DataProto], batch: DataProto, config: ActorConfig | CriticConfig, step: int
     ) -> dict[str, float]:
-        """All updates of one model on the batch; metrics are means over them."""
+        """All updates of one model on the batch; metrics are means over them, counts since the start the last."""
         metrics: dict[str, list[float]] = {}
         seed = (self._config.trainer.seed, step)
         sizes = (config.ppo_mini_batch_size, config.ppo_epochs, self._ranks)
         for part in mini_batches(batch, *sizes, config.shuffle, seed):
             for name, value in update(part).meta_info["metrics"].items():
                 metrics.setdefault(name, []).append(value)
-        return reduce_metrics(metrics)
+        counts = {name: values[-1] for name, values in metrics.items() if name.endswith("nonfinite_updates")}
+        return reduce_metrics(metrics) | counts
 
     def _rollout_metrics(self, trajectories: Sequence[Trajectory], valid: Sequence[Trajectory]) -> dict[str, float]:
         own = compute_trajectory_metrics(trajectories) | compute_group_metrics(valid)

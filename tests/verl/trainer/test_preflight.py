@@ -166,8 +166,8 @@ def test_a_warmup_of_the_critic_leaves_steps_to_the_actor_and_needs_a_critic(sta
 def test_names_of_estimators_and_losses_are_checked_before_models_are_loaded(startable: list[str]) -> None:
     unknown = ("algorithm.adv_estimator=gone", "actor_rollout_ref.actor.policy_loss=lost")
     message = refusal(startable, *unknown)
-    assert "algorithm.adv_estimator: unknown advantage estimator 'gone'; known: gae, grpo" in message
-    assert "actor_rollout_ref.actor.policy_loss: unknown policy loss 'lost'; known: vanilla" in message
+    assert "algorithm.adv_estimator: unknown advantage estimator 'gone'; known: " in message
+    assert "actor_rollout_ref.actor.policy_loss: unknown policy loss 'lost'; known: " in message
 
 
 def test_an_estimator_that_takes_values_needs_a_critic(startable: list[str]) -> None:

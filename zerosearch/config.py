@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from verl.utils.config import ReadableAsMapping
+from verl.utils.config import ReadableAsMapping, SecretReference
 from zerosearch.actions import ThinkMode
 from zerosearch.prompts import CORRECTIVE_MESSAGE
 from zerosearch.reward import Metric
@@ -20,6 +20,10 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 SearchMode = Literal["simulate_sft", "simulate_prompt", "google", "wiki"]
 EngineName = Literal["none", "google", "wiki"]
 Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+_SAFE_URL = r"^(https://[^\s?#@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[^\s?#@]*)?)$"
+"""A key travels with each request: encrypted, unless to this machine."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class GoogleConfig(ReadableAsMapping):
     itself is refused, because configurations are saved. ``max_pages``: paid requests of one search at most,
     where a page has fewer than topk results."""
 
-    base_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] = "https://serpapi.com"
-    api_key: str = field(default="env:SER_API_KEY", repr=False)
+    base_url: Annotated[str, Field(pattern=_SAFE_URL)] = "https://serpapi.com"
+    api_key: SecretReference = field(default="env:SER_API_KEY", repr=False)
     max_pages: PositiveInt = 3
 
 
@@ -80,8 +84,8 @@ class SearchConfig(ReadableAsMapping):
     ``ip``: addresses of the simulation servers (host, host:port or URL, comma-separated; port 6001
     and path /v1 where absent). Where it is empty, ``embedded_model`` (a checkpoint or ``pkg://…``)
     is served by this run itself. ``simulation_llm``: the model name to ask for; empty asks the
-    server. ``api_key``: the key, or ``env:NAME`` for the value of an environment variable, which
-    keeps it out of saved configurations.
+    server. ``api_key``: ``env:NAME``, the environment variable that holds its key; never the key itself,
+    which would be saved with the configuration.
 
     ``prompt_template``: what the simulation LLM is asked, a file or ``pkg://…``; empty takes the
     packaged one of the mode. ``temperature``, ``top_p`` and ``max_tokens`` are its sampling.
@@ -108,7 +112,7 @@ class SearchConfig(ReadableAsMapping):
     embedded_model: str = ""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
     simulation_llm: str = ""
-    api_key: str = field(default="", repr=False)
+    api_key: SecretReference = field(default="", repr=False)
     prompt_template: str = ""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

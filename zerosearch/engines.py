@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from verl.agent_loop.base import RunPlan
 from zerosearch.config import SearchConfig
+from zerosearch.prompts import load_simulation_template
 from zerosearch.search.engine import EngineBackend
 from zerosearch.search.google import GoogleSearch
 from zerosearch.search.http import HttpSettings
@@ -68,26 +70,39 @@ def problems(config: SearchConfig, plan: RunPlan) -> list[str]:
     """What is missing for the searches of this run, as far as the configuration and the environment tell."""
     found: list[str] = []
     engines = validation_engines(config, plan.test_freq)
-    if is_simulated(config) and not config.ip and not config.embedded_model:
-        found.append(
-            "no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"
-        )
+    if is_simulated(config):
+        found += _simulation_problems(config)
     if GOOGLE in engines:
-        found += _key_problems(config.google.api_key)
+        found += _google_problems(config)
     if WIKI in engines:
         found += _wiki_problems(config.wiki.address)
     return found
 
 
-def _key_problems(key: str) -> list[str]:
-    """Never repeats a key."""
-    variable = key.removeprefix(_ENVIRONMENT_VARIABLE)
-    if variable == key:
-        fix = "give env:NAME, the environment variable that holds it (default: env:SER_API_KEY)"
-        return [f"retriever.google.api_key would be saved with the configuration: {fix}"]
-    if not os.environ.get(variable):
-        fix = f"set {variable} to a SerpApi key, or use another SEARCH_MODE and SEARCH_ENGINE"
-        return [f"Google search needs the environment variable {variable}, which is not set: {fix}"]
+def _simulation_problems(config: SearchConfig) -> list[str]:
+    found = []
+    if not config.ip and not config.embedded_model:
+        found.append(
+            "no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"
+        )
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("retriever.prompt_template", lambda: load_simulation_template(config.prompt_template or config.search_mode)),
+        ("retriever.ip", lambda: parse_addresses(config.ip or "localhost")),
+        ("retriever.api_key", lambda: _resolved_key("retriever.api_key", config.api_key)),
+    ]
+    for key, check in checks:
+        try:
+            check()
+        except ValueError as error:
+            found.append(f"{key}: {error}")
+    return found
+
+
+def _google_problems(config: SearchConfig) -> list[str]:
+    try:
+        _resolved_key("retriever.google.api_key", config.google.api_key)
+    except ValueError as error:
+        return [f"Google search needs a SerpApi key ({error}): set it, or use another SEARCH_MODE and SEARCH_ENGINE"]
     return []
 
 
@@ -100,7 +115,8 @@ def _wiki_problems(address: str) -> list[str]:
 
 
 def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
-    """The greatest number of paid calls, factor by factor; and that the validation's engine is off where it is."""
+    """How many searches and paid calls there may be, factor by factor; and that the validation's engine is off,
+    where it is."""
     lines: list[str] = []
     if config.search_mode == GOOGLE and plan.total_steps > 0:
         lines.append(_training_calls(config, plan))
@@ -108,8 +124,8 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
         lines.append(_validation_calls(config, plan))
     if lines:
         lines.append(
-            "a search whose page has fewer results than topk takes up to "
-            f"{config.google.max_pages} calls (retriever.google.max_pages), a retry one more; "
+            "a search takes one paid call, and where a page has fewer results than topk up to "
+            f"{config.google.max_pages} (retriever.google.max_pages); a retry or a trajectory run anew takes more; "
             "a query that a rollout worker repeats takes none; the check of the key takes one"
         )
     if plan.test_freq == 0 and config.search_engine not in ("none", config.search_mode):
@@ -119,17 +135,19 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
 
 
 def _training_calls(config: SearchConfig, plan: RunPlan) -> str:
-    calls = plan.trajectories_per_step * plan.total_steps * config.max_turns
+    searches = plan.trajectories_per_step * plan.total_steps * config.max_turns
     return (
-        f"Google search, training: at most {calls:,} paid calls = {plan.trajectories_per_step:,} trajectories a step"
+        f"Google search, training: up to {searches:,} searches, each a paid call or more"
+        f" = {plan.trajectories_per_step:,} trajectories a step"
         f" x {plan.total_steps:,} steps x {config.max_turns} searches a trajectory (retriever.max_turns)"
     )
 
 
 def _validation_calls(config: SearchConfig, plan: RunPlan) -> str:
-    calls = plan.validation_rows * plan.validation_samples * config.max_turns * plan.validations
+    searches = plan.validation_rows * plan.validation_samples * config.max_turns * plan.validations
     return (
-        f"Google search, validation: at most {calls:,} paid calls = {plan.validation_rows:,} rows"
+        f"Google search, validation: up to {searches:,} searches, each a paid call or more"
+        f" = {plan.validation_rows:,} rows"
         f" x {plan.validation_samples} trajectories a row x {config.max_turns} searches a trajectory"
         f" (retriever.max_turns) x {plan.validations} validations (trainer.test_freq={plan.test_freq})"
     )

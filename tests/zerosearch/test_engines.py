@@ -40,18 +40,39 @@ def test_a_key_is_missed_only_where_it_would_be_used(monkeypatch: pytest.MonkeyP
         (PLAN, {"search_engine": "google", "ip": "a"}),
     ]:
         (problem,) = problems(plan, **values)
-        assert "SER_API_KEY, which is not set: set SER_API_KEY" in problem
+        assert "the environment variable SER_API_KEY is not set): set it, or use another SEARCH_MODE" in problem
     assert problems(UNASKED, search_engine="google", ip="a") == []
     monkeypatch.setenv("SER_API_KEY", "k")
     assert problems(search_mode="google") == []
     (other,) = problems(search_mode="google", google={"api_key": "env:OTHER"})
-    assert "OTHER, which is not set" in other
+    assert "the environment variable OTHER is not set" in other
 
 
-def test_a_key_itself_is_refused_without_being_told() -> None:
-    (problem,) = problems(search_mode="google", google={"api_key": "s3cret"})
-    assert "env:SER_API_KEY" in problem
-    assert "s3cret" not in problem
+@pytest.mark.parametrize("key", ["api_key", "google.api_key"])
+def test_a_key_itself_is_refused_at_once_without_being_told(key: str) -> None:
+    section = {"api_key": "s3cret"}
+    with pytest.raises(ValueError, match=f"retriever.{key}: a key given here would be saved") as caught:
+        config(**(section if key == "api_key" else {"google": section}))
+    assert "env:NAME" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_key_travels_encrypted_unless_to_this_machine() -> None:
+    for url in ("https://proxy.example/serp", "http://localhost:8080", "http://127.0.0.1:99/x"):
+        assert config(google={"base_url": url}).google.base_url == url
+    for url in ("http://serpapi.com", "http://localhost.example", "ftp://x"):
+        with pytest.raises(ValueError, match=r"retriever\.google\.base_url"):
+            config(google={"base_url": url})
+
+
+def test_what_is_wrong_with_a_simulation_server_is_seen_before_it_is_asked() -> None:
+    found = problems(ip="a:port", prompt_template="/nowhere.txt", api_key="env:NO_SUCH_KEY")
+    assert [problem.partition(":")[0] for problem in found] == [
+        "retriever.prompt_template",
+        "retriever.ip",
+        "retriever.api_key",
+    ]
+    assert "the environment variable NO_SUCH_KEY is not set" in found[2]
 
 
 def test_an_address_of_the_wiki_retriever() -> None:
@@ -69,10 +90,13 @@ def announced(plan: RunPlan = PLAN, **values: Any) -> list[str]:
 
 def test_paid_calls_are_estimated_before_they_are_made() -> None:
     training, validation, more = announced(search_mode="google", max_turns=4)
-    assert "at most 256,000 paid calls = 320 trajectories a step x 200 steps x 4 searches" in training
-    assert "at most 5,000 paid calls = 125 rows x 2 trajectories a row x 4 searches" in validation
+    assert (
+        "up to 256,000 searches, each a paid call or more = 320 trajectories a step x 200 steps x 4 searches"
+        in training
+    )
+    assert "up to 5,000 searches, each a paid call or more = 125 rows x 2 trajectories a row x 4 searches" in validation
     assert "x 5 validations" in validation
-    assert "up to 3 calls (retriever.google.max_pages)" in more
+    assert "up to 3 (retriever.google.max_pages)" in more
     (only_validation, _) = announced(search_engine="google", max_turns=4)
     assert only_validation == validation
 

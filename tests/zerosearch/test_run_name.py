@@ -47,7 +47,7 @@ def test_places_and_keys_do_not_stand_in_the_name() -> None:
         "IP",
         "10.0.0.9",
         "trainer.default_local_dir=/x",
-        "retriever.api_key=secret",
+        "retriever.api_key=env:KEY",
         "trainer.logger=[console]",
     )
     assert name(*OWN, *elsewhere) == name(*OWN)

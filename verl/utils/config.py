@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
+
+_SECRET = "secret"
 
 STRICT = ConfigDict(extra="forbid")
 """For ``__pydantic_config__`` of every configuration dataclass: unknown keys are errors."""
@@ -55,7 +59,20 @@ def _message(item: Any) -> str:
     if item["type"] == "unexpected_keyword_argument":
         return "unknown key"
     message = str(item["msg"]).removeprefix("Value error, ")
-    return message if item["type"] == "missing" else f"{message} (got {item['input']!r})"
+    return message if item["type"] in ("missing", _SECRET) else f"{message} (got {item['input']!r})"
+
+
+def _is_reference(value: str) -> str:
+    if value and not re.fullmatch(r"env:\w+", value):
+        raise PydanticCustomError(
+            _SECRET, "a key given here would be saved and shown: put it into an environment variable and give env:NAME"
+        )
+    return value
+
+
+SecretReference = Annotated[str, AfterValidator(_is_reference)]
+"""Nothing, or ``env:NAME``: a secret stands in the environment, never in a configuration. What was given
+instead is not repeated."""
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from verl.agent_loop.base import RunEndingError
 from zerosearch.search.engine import Found
 from zerosearch.search.http import Call, HttpSettings, JsonClient
 from zerosearch.simulation.pool import ServerPool
-from zerosearch.transport import RetryableError
+from zerosearch.transport import OverloadedError, RetryableError
 
 _NO_RESULTS = "hasn't returned any results"
+_NO_QUOTA = "run out of searches"
+
+
+class QuotaExhaustedError(RunEndingError):
+    """The account has no searches left: no search of this run will be answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class GoogleSearch:
         return "check SER_API_KEY (retriever.google.api_key), the account's quota and retriever.google.base_url"
 
     async def find(self, query: str, topk: int) -> Found:
-        """Raises RequestRejectedError (a wrong key), ServerUnavailableError (quota, errors, deadline)."""
+        """Raises RequestRejectedError (a wrong key), QuotaExhaustedError, ServerUnavailableError (errors, deadline)."""
         documents, call = await self._client.within_deadline(lambda call: self._pages(call, query, topk))
         return Found(documents, call)
 
@@ -53,7 +59,7 @@ class GoogleSearch:
         start = 0
         for _ in range(self._max_pages):
             page, first = await self._client.until_answered(call, self._page(query, topk, start)), len(found)
-            found |= {result.link: result.document for result in page if result.link not in found}
+            found |= {r.link: r.document for r in page if r.document and r.link not in found}
             start += len(page)
             if len(found) >= topk or len(found) == first:
                 break
@@ -70,7 +76,13 @@ class GoogleSearch:
 
         async def attempt(base_url: str) -> list[OrganicResult]:
             url = f"{base_url}/search.json"
-            return self._results(url, await self._client.request("GET", url, params=params))
+            try:
+                reply = await self._client.request("GET", url, params=params)
+            except OverloadedError as error:
+                if _NO_QUOTA in str(error):
+                    raise QuotaExhaustedError(str(error)) from None
+                raise
+            return self._results(url, reply)
 
         return attempt
 
@@ -78,10 +90,9 @@ class GoogleSearch:
         if isinstance(reply, dict) and "organic_results" not in reply and _NO_RESULTS in str(reply.get("error")):
             return []
         try:
-            results = [_organic(entry) for entry in reply["organic_results"]]
+            return [_organic(entry) for entry in reply["organic_results"]]
         except (KeyError, TypeError, AttributeError):
             raise RetryableError(f"{url}: a reply without organic results: {self._client.excerpt(reply)}") from None
-        return [result for result in results if result.document]
 
     async def close(self) -> None:
         await self._client.close()

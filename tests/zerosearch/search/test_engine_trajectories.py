@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.zerosearch.search.servers import Fault, SearchR1Wiki, SerpApi
-from verl.agent_loop.base import TRAIN, AgentLoopContext, RolloutLimits, RolloutTask
+from verl.agent_loop.base import TRAIN, AgentLoopContext, RolloutLimits, RolloutTask, RunEndingError
 from verl.agent_loop.trajectory import Prompt, Trajectory, TrajectoryStatus
 from verl.utils.config import build_config
 from verl.workers.rollout.engine import InfrastructureError, SampleKey, SamplingParams
@@ -110,8 +110,12 @@ async def test_failures_of_an_engine_are_not_trained_on(make_loop: MakeLoop, run
     assert caught.value.environment.failed_query == "a"
     assert len(serpapi.requests) == 1, "a refused search is not issued anew"
     serpapi.script = [Fault(429, {"error": "Your account has run out of searches."})] * 1000
-    with pytest.raises(InfrastructureError, match="run out of searches"):
-        await run(loop, "<search>a</search>", "<answer>x</answer>")
+    with pytest.raises(RunEndingError, match="run out of searches"):
+        await run(loop, "<search>b</search>", "<answer>x</answer>")
+    assert len(serpapi.requests) == 2, "nor is one whose quota is spent"
+    serpapi.script = [Fault(429, {"error": "slow down"})] * 1000
+    with pytest.raises(InfrastructureError, match="slow down"):
+        await run(loop, "<search>c</search>", "<answer>x</answer>")
 
 
 async def test_validation_beside_simulated_training_uses_the_engine_in_its_own_mode(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.zerosearch.search.servers import Fault, SerpApi
+from verl.agent_loop.base import RunEndingError
 from verl.workers.rollout.engine import InfrastructureError, SampleKey
 from zerosearch.search.backend import Label, SearchRequest
 from zerosearch.search.engine import EngineBackend
@@ -89,7 +90,6 @@ async def test_a_repeated_paid_query_costs_once(make_google: MakeGoogle, serpapi
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(429, {"error": "Your account has run out of searches."}),
         Fault(429, {"error": "slow down"}, {"Retry-After": "0"}),
         Fault(500, b"oops"),
         Fault(503, {"error": "busy"}),
@@ -104,6 +104,13 @@ async def test_what_may_go_better_is_retried(make_google: MakeGoogle, serpapi: S
     result = await make_google().search(REQUEST)
     assert len(result.documents) == 5
     assert (result.attempts, result.engine_calls) == (3, 3)
+
+
+async def test_a_spent_quota_ends_the_run_at_once(make_google: MakeGoogle, serpapi: SerpApi) -> None:
+    serpapi.script = [Fault(429, {"error": "Your account has run out of searches."})] * 2
+    with pytest.raises(RunEndingError, match="run out of searches"):
+        await make_google().search(REQUEST)
+    assert len(serpapi.requests) == 1
 
 
 async def test_a_wrong_key_fails_at_once_and_is_not_told(make_google: MakeGoogle, serpapi: SerpApi) -> None:

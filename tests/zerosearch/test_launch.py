@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from verl.trainer.compose import compose_config
+from verl.trainer.main_ppo import main as train
 from zerosearch.launch import ARGUMENTS, main, named_overrides, parse, to_overrides
 
 
@@ -208,3 +209,24 @@ def test_own_model_and_data_by_overrides_are_no_quickstart() -> None:
 def test_every_script_hands_its_algorithm_to_the_launcher(algorithm: str) -> None:
     lines = (Path(__file__).parents[2] / f"train_{algorithm}.sh").read_text().splitlines()
     assert lines[-1] == f'launch {algorithm} "$@"'
+
+
+@pytest.mark.parametrize("flag", [(), ("--dry-run",)])
+@pytest.mark.parametrize("key", ["retriever.api_key", "retriever.google.api_key"])
+@pytest.mark.parametrize("value", ["sk-s3cret", "53637265"])
+def test_a_literal_key_is_neither_shown_nor_saved(
+    flag: tuple[str, ...], key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("grpo", [f"{key}={value}", f"trainer.default_local_dir={tmp_path}", *flag]) == 2
+    captured = capsys.readouterr()
+    assert f"{key}: a key given here would be saved and shown" in captured.err
+    assert value not in captured.out + captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_of_the_trainer_does_not_show_a_literal_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(["+preset=quickstart", "retriever.api_key=sk-s3cret", "--help"]) == 2
+    captured = capsys.readouterr()
+    assert "sk-s3cret" not in captured.out + captured.err
+    assert train(["+preset=quickstart", "--help"]) == 0
+    assert "usage: python -m verl.trainer.main_ppo" in capsys.readouterr().out

@@ -6,10 +6,15 @@ original ZeroSearch, of Search-R1 and of verl.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl.trainer.foreign_keys import ALIASED_SECTIONS, ALIASES, REFUSED, STATED, VALUES
+from verl.utils.config import LITERAL_SECRET, is_secret_reference
+
+_API_KEY = re.compile(r"""api_key['"]?\s*[=:]\s*['"]?([^,}\s'"]*)""")
+"""In an override, a mapping in its value, or the query of a URL."""
 
 
 @dataclass
@@ -23,13 +28,21 @@ class _Rewriting:
 def rewrite_overrides(overrides: Sequence[str]) -> list[str]:
     """Overrides with every alias replaced, and without those that state what is always so.
 
-    Raises ValueError for a refused key, with the reason, and for a key given twice under two names.
+    Raises ValueError for a refused key, with the reason, for a key given twice under two names, and, without
+    repeating it, for a literal ``api_key``: overrides are shown and saved, those that later ones replace too.
     """
+    _check_secrets(overrides)
     given = _without_old_n(overrides)
     state = _Rewriting()
     for override in given:
         _rewrite(override, state)
     return state.overrides
+
+
+def _check_secrets(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        if not all(is_secret_reference(match[1]) for match in _API_KEY.finditer(override)):
+            raise ValueError(f"{override.partition('=')[0].lstrip('+~')}: {LITERAL_SECRET}")
 
 
 def _rewrite(override: str, state: _Rewriting) -> None:

@@ -23,12 +23,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         composed = compose_config([a for a in arguments if a not in flags])
         if flags & {"--help", "-h"}:
-            print(USAGE + "\nThe configuration with these overrides:\n\n" + composed.to_yaml())
-            return 0
+            return _help(composed)
         return _dry_run(composed) if "--dry-run" in flags else _train(composed)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _help(composed: Composed) -> int:
+    from verl.trainer.setup import environment_config
+
+    environment_config(composed.config)  # a secret in the environment's section is refused, not shown
+    print(USAGE + "\nThe configuration with these overrides:\n\n" + composed.to_yaml())
+    return 0
 
 
 def _dry_run(composed: Composed) -> int:

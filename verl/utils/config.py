@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 
 _SECRET = "secret"
+_UNTOLD = ("missing", "dataclass_type", _SECRET)
+"""Errors whose input is not repeated: a secret, or what stands where a section with one belongs."""
 
 STRICT = ConfigDict(extra="forbid")
 """For ``__pydantic_config__`` of every configuration dataclass: unknown keys are errors."""
@@ -59,18 +61,24 @@ def _message(item: Any) -> str:
     if item["type"] == "unexpected_keyword_argument":
         return "unknown key"
     message = str(item["msg"]).removeprefix("Value error, ")
-    return message if item["type"] in ("missing", _SECRET) else f"{message} (got {item['input']!r})"
+    return message if item["type"] in _UNTOLD else f"{message} (got {item['input']!r})"
 
 
-def _is_reference(value: str) -> str:
-    if value and not re.fullmatch(r"env:\w+", value):
-        raise PydanticCustomError(
-            _SECRET, "a key given here would be saved and shown: put it into an environment variable and give env:NAME"
-        )
+LITERAL_SECRET = "a key given here would be saved and shown: put it into an environment variable and give env:NAME"
+
+
+def is_secret_reference(value: object) -> bool:
+    """Whether ``value`` is nothing, or names the environment variable of a secret: ``env:NAME``."""
+    return isinstance(value, str) and re.fullmatch(r"(env:\w+)?", value) is not None
+
+
+def _as_reference(value: object) -> object:
+    if not is_secret_reference(value):
+        raise PydanticCustomError(_SECRET, LITERAL_SECRET)
     return value
 
 
-SecretReference = Annotated[str, AfterValidator(_is_reference)]
+SecretReference = Annotated[str, BeforeValidator(_as_reference)]
 """Nothing, or ``env:NAME``: a secret stands in the environment, never in a configuration. What was given
 instead is not repeated."""
 

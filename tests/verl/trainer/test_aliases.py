@@ -102,3 +102,27 @@ def test_the_originals_n_of_one_beside_n_agent_is_no_group_size() -> None:
     assert rewrite_overrides([f"{rollout}.n=1", f"{rollout}.n_agent=5"]) == [f"{rollout}.n=5"]
     with pytest.raises(ValueError, match="same key"):
         rewrite_overrides([f"{rollout}.n=4", f"{rollout}.n_agent=5"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "retriever.api_key=s3cret",
+        "retriever.api_key='s3cret'",
+        "++retriever.google.api_key=s3cret(not in the grammar",
+        "++retriever.google={base_url: https://x, api_key: s3cret}",
+        "++retriever={google: {'api_key': 's3cret'}}",
+        "retriever.google.base_url='https://x/?api_key=s3cret'",
+        "retriever.api_key=${oc.env:s3cret}",
+    ],
+)
+def test_a_literal_key_is_refused_and_not_repeated_though_a_later_override_replaces_it(override: str) -> None:
+    replaced = [override, "retriever.api_key=env:NAME", "++retriever.google={api_key: env:NAME}"]
+    with pytest.raises(ValueError, match=r"^retriever[a-z_.]*: a key given here would be saved and shown") as caught:
+        compose_config(replaced)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["env:NAME", "'env:NAME'", '""', "''", ""])
+def test_a_key_by_its_environment_variable_passes(value: str) -> None:
+    assert rewrite_overrides([f"retriever.api_key={value}"]) == [f"retriever.api_key={value}"]

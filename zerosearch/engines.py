@@ -35,6 +35,11 @@ def validation_engines(config: SearchConfig, test_freq: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (config.search_mode, *asked) if name in IN_WORDS))
 
 
+def _used_engines(config: SearchConfig, plan: RunPlan) -> tuple[str, ...]:
+    """As `validation_engines`, of which only the training's own is used where nothing is validated."""
+    return validation_engines(config, plan.test_freq if plan.validations > 0 else 0)
+
+
 def make_backend(name: str, config: SearchConfig) -> EngineBackend:
     """A real engine, its key already settled (`with_keys`). Raises ValueError for a wrong address."""
     settings = HttpSettings(config.request_timeout, config.deadline, config.max_concurrency)
@@ -69,7 +74,7 @@ def _resolved_key(name: str, key: str) -> str:
 def problems(config: SearchConfig, plan: RunPlan) -> list[str]:
     """What is missing for the searches of this run, as far as the configuration and the environment tell."""
     found: list[str] = []
-    engines = validation_engines(config, plan.test_freq)
+    engines = _used_engines(config, plan)
     if is_simulated(config):
         found += _simulation_problems(config)
     if GOOGLE in engines:
@@ -120,7 +125,7 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
     lines: list[str] = []
     if config.search_mode == GOOGLE and plan.total_steps > 0:
         lines.append(_training_calls(config, plan))
-    if GOOGLE in validation_engines(config, plan.test_freq) and plan.validations > 0:
+    if GOOGLE in _used_engines(config, plan) and plan.validations > 0:
         lines.append(_validation_calls(config, plan))
     if lines:
         lines.append(
@@ -128,9 +133,11 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
             f"{config.google.max_pages} (retriever.google.max_pages); a retry or a trajectory run anew takes more; "
             "a query that a rollout worker repeats takes none; the check of the key takes one"
         )
-    if plan.test_freq == 0 and config.search_engine not in ("none", config.search_mode):
-        name = IN_WORDS[config.search_engine]
-        lines.append(f"validation with {name} is off: it runs only where trainer.test_freq is above 0")
+    if config.search_engine != "none" and config.search_engine not in _used_engines(config, plan):
+        why = "it runs only where trainer.test_freq is above 0"
+        if plan.validations == 0:
+            why = "there is nothing to validate on (data.val_files)"
+        lines.append(f"validation with {IN_WORDS[config.search_engine]} is off: {why}")
     return lines
 
 

@@ -12,6 +12,7 @@ PLAN = RunPlan(
     total_steps=200, trajectories_per_step=320, validation_rows=125, validation_samples=2, validations=5, test_freq=50
 )
 UNASKED = replace(PLAN, test_freq=0, validations=2)
+NO_ROWS = replace(PLAN, validation_rows=0, validations=0)
 
 
 def config(**values: Any) -> SearchConfig:
@@ -46,6 +47,14 @@ def test_a_key_is_missed_only_where_it_would_be_used(monkeypatch: pytest.MonkeyP
     assert problems(search_mode="google") == []
     (other,) = problems(search_mode="google", google={"api_key": "env:OTHER"})
     assert "the environment variable OTHER is not set" in other
+
+
+def test_an_engine_is_not_asked_for_where_nothing_is_validated() -> None:
+    assert problems(NO_ROWS, search_engine="google", ip="a") == problems(NO_ROWS, search_engine="wiki", ip="a") == []
+    (own,) = problems(NO_ROWS, search_mode="google")
+    assert "SER_API_KEY is not set" in own
+    (off,) = announced(NO_ROWS, search_engine="google")
+    assert off == "validation with Google search is off: there is nothing to validate on (data.val_files)"
 
 
 @pytest.mark.parametrize("key", ["api_key", "google.api_key"])

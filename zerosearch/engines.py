@@ -129,9 +129,10 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
         lines.append(_validation_calls(config, plan))
     if lines:
         lines.append(
-            "a search takes one paid call, and where a page has fewer results than topk up to "
-            f"{config.google.max_pages} (retriever.google.max_pages); a retry or a trajectory run anew takes more; "
-            "a query that a rollout worker repeats takes none; the check of the key takes one"
+            "a search takes a further paid call for each page with fewer results than topk, "
+            f"{config.google.max_pages} calls in all (retriever.google.max_pages); retries and trajectories run anew "
+            "come on top of these numbers, and the trial search before the run; "
+            "a query that a rollout worker repeats takes none"
         )
     if config.search_engine != "none" and config.search_engine not in _used_engines(config, plan):
         why = "it runs only where trainer.test_freq is above 0"
@@ -144,17 +145,22 @@ def announcements(config: SearchConfig, plan: RunPlan) -> list[str]:
 def _training_calls(config: SearchConfig, plan: RunPlan) -> str:
     searches = plan.trajectories_per_step * plan.total_steps * config.max_turns
     return (
-        f"Google search, training: up to {searches:,} searches, each a paid call or more"
-        f" = {plan.trajectories_per_step:,} trajectories a step"
+        f"Google search, training: {_up_to(searches, config)} = {plan.trajectories_per_step:,} trajectories a step"
         f" x {plan.total_steps:,} steps x {config.max_turns} searches a trajectory (retriever.max_turns)"
     )
 
 
 def _validation_calls(config: SearchConfig, plan: RunPlan) -> str:
-    searches = plan.validation_rows * plan.validation_samples * config.max_turns * plan.validations
+    validations, when = plan.validations, f"trainer.test_freq={plan.test_freq}"
+    if config.search_mode != GOOGLE and plan.full_validations < plan.validations:
+        validations, when = plan.full_validations, "those of every mode: trainer.val_every_mode=false"
+    searches = plan.validation_rows * plan.validation_samples * config.max_turns * validations
     return (
-        f"Google search, validation: up to {searches:,} searches, each a paid call or more"
-        f" = {plan.validation_rows:,} rows"
+        f"Google search, validation: {_up_to(searches, config)} = {plan.validation_rows:,} rows"
         f" x {plan.validation_samples} trajectories a row x {config.max_turns} searches a trajectory"
-        f" (retriever.max_turns) x {plan.validations} validations (trainer.test_freq={plan.test_freq})"
+        f" (retriever.max_turns) x {validations} validations ({when})"
     )
+
+
+def _up_to(searches: int, config: SearchConfig) -> str:
+    return f"up to {searches:,} searches (up to {searches * config.google.max_pages:,} paid calls)"

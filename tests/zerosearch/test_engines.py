@@ -9,10 +9,16 @@ from zerosearch.agent_loop import SearchAgentLoop
 from zerosearch.config import SearchConfig
 
 PLAN = RunPlan(
-    total_steps=200, trajectories_per_step=320, validation_rows=125, validation_samples=2, validations=5, test_freq=50
+    total_steps=200,
+    trajectories_per_step=320,
+    validation_rows=125,
+    validation_samples=2,
+    validations=5,
+    full_validations=5,
+    test_freq=50,
 )
-UNASKED = replace(PLAN, test_freq=0, validations=2)
-NO_ROWS = replace(PLAN, validation_rows=0, validations=0)
+UNASKED = replace(PLAN, test_freq=0, validations=2, full_validations=2)
+NO_ROWS = replace(PLAN, validation_rows=0, validations=0, full_validations=0)
 
 
 def config(**values: Any) -> SearchConfig:
@@ -99,22 +105,33 @@ def announced(plan: RunPlan = PLAN, **values: Any) -> list[str]:
 
 def test_paid_calls_are_estimated_before_they_are_made() -> None:
     training, validation, more = announced(search_mode="google", max_turns=4)
-    assert (
-        "up to 256,000 searches, each a paid call or more = 320 trajectories a step x 200 steps x 4 searches"
-        in training
-    )
-    assert "up to 5,000 searches, each a paid call or more = 125 rows x 2 trajectories a row x 4 searches" in validation
-    assert "x 5 validations" in validation
-    assert "up to 3 (retriever.google.max_pages)" in more
+    assert "up to 256,000 searches (up to 768,000 paid calls) = 320 trajectories a step x 200 steps" in training
+    assert "up to 5,000 searches (up to 15,000 paid calls) = 125 rows x 2 trajectories a row x 4 searches" in validation
+    assert "x 5 validations (trainer.test_freq=50)" in validation
+    assert "3 calls in all (retriever.google.max_pages); retries and trajectories run anew come on top" in more
     (only_validation, _) = announced(search_engine="google", max_turns=4)
     assert only_validation == validation
+    (one_page, _) = announced(search_engine="google", max_turns=4, google={"max_pages": 1})
+    assert "up to 5,000 searches (up to 5,000 paid calls)" in one_page
+
+
+def test_paid_validation_beside_another_mode_is_counted_where_every_mode_runs() -> None:
+    plan = replace(PLAN, full_validations=2)
+    (beside, _) = announced(plan, search_engine="google", max_turns=4)
+    assert "up to 2,000 searches" in beside
+    assert "x 2 validations (those of every mode: trainer.val_every_mode=false)" in beside
+    assert announced(plan, search_mode="wiki", search_engine="google", max_turns=4)[0] == beside
+    first_mode = announced(plan, search_mode="google", max_turns=4)[1]
+    assert "x 5 validations (trainer.test_freq=50)" in first_mode
 
 
 def test_what_is_free_or_off_is_not_estimated() -> None:
     assert announced() == announced(search_engine="wiki") == announced(search_mode="wiki") == []
     (off,) = announced(UNASKED, search_engine="google")
     assert off == "validation with Google search is off: it runs only where trainer.test_freq is above 0"
-    (own, _) = announced(replace(UNASKED, validations=0), search_mode="google", search_engine="google")
+    (own, _) = announced(
+        replace(UNASKED, validations=0, full_validations=0), search_mode="google", search_engine="google"
+    )
     assert own.startswith("Google search, training")
 
 

@@ -60,8 +60,9 @@ RewardFn = Callable[[RewardInput], Awaitable[dict[str, float]]]
 class RunPlan:
     """How much a run will ask of its environment.
 
-    ``validations`` counts all of them; ``test_freq`` 0 means that none was asked for between the
-    first and the last.
+    ``validations`` counts all of them, of which ``full_validations`` run every validation mode and the
+    others the first one alone; ``test_freq`` 0 means that none was asked for between the first and the
+    last.
     """
 
     total_steps: int
@@ -69,6 +70,7 @@ class RunPlan:
     validation_rows: int
     validation_samples: int
     validations: int
+    full_validations: int
     test_freq: int
 
 

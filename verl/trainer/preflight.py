@@ -228,13 +228,15 @@ def run_plan(config: PPOTrainerConfig, validation_rows: int) -> RunPlan:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     steps = trainer.total_training_steps
     between = (steps - 1) // trainer.test_freq if trainer.test_freq else 0
-    validations = 1 if trainer.val_only else int(trainer.val_before_train) + between + 1
+    ends = 1 if trainer.val_only else int(trainer.val_before_train) + 1
+    validations = ends if trainer.val_only else ends + between
     return RunPlan(
         total_steps=0 if trainer.val_only else steps,
         trajectories_per_step=config.data.train_batch_size * rollout.n,
         validation_rows=validation_rows,
         validation_samples=rollout.val_kwargs.n,
         validations=validations if validation_rows else 0,
+        full_validations=(validations if trainer.val_every_mode else ends) if validation_rows else 0,
         test_freq=trainer.test_freq if validation_rows else 0,
     )
 

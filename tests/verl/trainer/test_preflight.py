@@ -121,6 +121,25 @@ def test_the_environments_plan_counts_trajectories_and_validations() -> None:
     assert run_plan(compose_config(overrides).config, 0).validations == 0
 
 
+@pytest.mark.parametrize(
+    ("overrides", "validations", "full"),
+    [
+        ((), 5, 5),
+        (("trainer.val_every_mode=false",), 5, 2),
+        (("trainer.val_every_mode=false", "trainer.val_before_train=false"), 4, 1),
+        (("trainer.val_every_mode=false", "trainer.val_only=true"), 1, 1),
+    ],
+)
+def test_the_environments_plan_tells_validations_of_every_mode_from_those_of_the_first(
+    overrides: tuple[str, ...], validations: int, full: int
+) -> None:
+    steps = ("trainer.total_training_steps=20", "trainer.test_freq=5")
+    plan = run_plan(compose_config([*steps, *overrides]).config, 100)
+    assert (plan.validations, plan.full_validations) == (validations, full)
+    nothing = run_plan(compose_config([*steps, *overrides]).config, 0)
+    assert (nothing.validations, nothing.full_validations) == (0, 0)
+
+
 def test_nothing_is_refused_without_a_problem() -> None:
     refuse([])
     with pytest.raises(ValueError, match="this run cannot start:\n  - a\n    b\n  - c"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from verl.utils.config import ReadableAsMapping, SecretReference
 from zerosearch.actions import ThinkMode
@@ -22,8 +23,17 @@ EngineName = Literal["none", "google", "wiki"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-_SAFE_URL = r"^(https://[^\s?#@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[^\s?#@]*)?)$"
-"""A key travels with each request: encrypted, unless to this machine."""
+_SAFE_URL = r"https://[^\s?#@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[^\s?#@]*)?"
+
+
+def _safe_url(url: str) -> str:
+    """A key travels with each request: encrypted, unless to this machine."""
+    if not re.fullmatch(_SAFE_URL, url):
+        raise ValueError(
+            "the key travels with each request: give https://HOST, or http:// to this machine (localhost, 127.0.0.1, "
+            "[::1]); no user, query or fragment"
+        )
+    return url
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class GoogleConfig(ReadableAsMapping):
     itself is refused, because configurations are saved. ``max_pages``: paid requests of one search at most,
     where a page has fewer than topk results."""
 
-    base_url: Annotated[str, Field(pattern=_SAFE_URL)] = "https://serpapi.com"
+    base_url: Annotated[str, AfterValidator(_safe_url)] = "https://serpapi.com"
     api_key: SecretReference = field(default="env:SER_API_KEY", repr=False)
     max_pages: PositiveInt = 3
 

@@ -75,8 +75,8 @@ def test_a_key_itself_is_refused_at_once_without_being_told(key: str) -> None:
 def test_a_key_travels_encrypted_unless_to_this_machine() -> None:
     for url in ("https://proxy.example/serp", "http://localhost:8080", "http://127.0.0.1:99/x"):
         assert config(google={"base_url": url}).google.base_url == url
-    for url in ("http://serpapi.com", "http://localhost.example", "ftp://x"):
-        with pytest.raises(ValueError, match=r"retriever\.google\.base_url"):
+    for url in ("http://serpapi.com", "http://localhost.example", "http://localhost@evil.example", "ftp://x"):
+        with pytest.raises(ValueError, match=r"retriever\.google\.base_url: the key travels with each request"):
             config(google={"base_url": url})
 
 

@@ -80,7 +80,7 @@ class GoogleSearch:
                 reply = await self._client.request("GET", url, params=params)
             except OverloadedError as error:
                 if _NO_QUOTA in str(error):
-                    raise QuotaExhaustedError(str(error)) from None
+                    raise QuotaExhaustedError(f"no searches are left at {base_url}: {error}") from None
                 raise
             return self._results(url, reply)
 

@@ -51,6 +51,17 @@ async def test_short_pages_are_followed_until_topk(make_google: MakeGoogle, serp
     assert (result.cut, result.attempts, result.engine_calls) == (1, 1, 2)
 
 
+async def test_a_further_page_starts_after_every_result_of_the_last_blank_ones_too(
+    make_google: MakeGoogle, serpapi: SerpApi
+) -> None:
+    blank = {"link": "https://blank"}
+    serpapi.results = [serpapi.results[0], blank, *serpapi.results[1:]]
+    serpapi.page = 3
+    result = await make_google().search(REQUEST)
+    assert [asked["start"] for asked in serpapi.requests] == ["0", "3"]
+    assert result.documents == tuple(f"Title {i}\nSnippet {i}" for i in range(5))
+
+
 async def test_pages_end_where_the_results_do_and_at_the_limit(make_google: MakeGoogle, serpapi: SerpApi) -> None:
     serpapi.results = serpapi.results[:2]
     assert len((await make_google().search(REQUEST)).documents) == 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from verl.trainer.aliases import rewrite_overrides
 from verl.trainer.compose import compose_config
 from verl.trainer.main_ppo import main as train
 from verl.utils.dataset.row_files import SUFFIXES
@@ -220,7 +221,8 @@ def is_quickstart(line: CommandLine) -> bool:
 
 
 def _given_overrides(line: CommandLine) -> dict[str, str]:
-    parts = (override.lstrip("+~").partition("=") for override in line.overrides)
+    """By our own names of their keys; the last one of each key, as Hydra takes it."""
+    parts = (override.lstrip("+~").partition("=") for override in rewrite_overrides(line.overrides))
     return {key: value for key, _, value in parts}
 
 
@@ -229,25 +231,30 @@ def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
     overrides = [f"algorithm={algorithm}"]
     if is_quickstart(line) and "preset" not in _given_overrides(line):
         overrides.insert(0, "+preset=quickstart")
-    pairs = _with_server(line)
-    for key, value in pairs.items():
+    for key, value in _with_server(line).items():
         try:
             overrides += _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
-    return [*overrides, *_wiki_address(pairs), *line.overrides]
+    return [*overrides, *_wiki_address(line), *line.overrides]
 
 
-def _wiki_address(pairs: dict[str, str]) -> list[str]:
+def _wiki_address(line: CommandLine) -> list[str]:
     """Where the wiki retriever is looked for: at IP when it is what training searches; beside a simulation LLM
     on the same hosts, at its own port."""
-    address = pairs.get("IP", DEFAULT_IP)
-    if pairs.get("SEARCH_MODE") == "wiki":
+    address = _effective(line, "IP", "retriever.ip", DEFAULT_IP)
+    if _effective(line, "SEARCH_MODE", "retriever.search_mode", "simulate_sft") == "wiki":
         return [f"retriever.wiki.address={_quoted(address)}"]
-    if pairs.get("SEARCH_ENGINE") != "wiki":
+    if _effective(line, "SEARCH_ENGINE", "retriever.search_engine", "none") != "wiki":
         return []
     hosts = [urlsplit(url).hostname or "" for url in parse_addresses(address)]
     return [f"retriever.wiki.address={_quoted(','.join(dict.fromkeys(map(_bracketed, hosts))))}"]
+
+
+def _effective(line: CommandLine, argument: str, key: str, default: str) -> str:
+    """What the command line makes of a key: by its override, else by its argument."""
+    given = _given_overrides(line).get(key, "").strip("'\"")
+    return given or line.pairs.get(argument) or default
 
 
 def _bracketed(host: str) -> str:
@@ -256,7 +263,7 @@ def _bracketed(host: str) -> str:
 
 def _with_server(line: CommandLine) -> dict[str, str]:
     """The pairs, with the documented IP where a simulation server is used and none is named."""
-    mode = _given_overrides(line).get("retriever.search_mode") or line.pairs.get("SEARCH_MODE", "simulate_sft")
+    mode = _effective(line, "SEARCH_MODE", "retriever.search_mode", "simulate_sft")
     settled = {"retriever.ip", "retriever.embedded_model", "environment"} & set(_given_overrides(line))
     named = "IP" in line.pairs or settled
     served_here = "SIMULATION_LLM" in line.pairs and _is_checkpoint(line.pairs["SIMULATION_LLM"])

@@ -200,6 +200,24 @@ def test_the_wiki_retriever_is_at_ip_or_beside_the_simulation_server() -> None:
     assert address("SEARCH_ENGINE", "google") == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (("retriever.search_mode=wiki", "IP", "10.0.0.1:7000"), "10.0.0.1:7000"),
+        (("retriever.search_engine=wiki", "IP", "10.0.0.1:7000"), "10.0.0.1"),
+        (("retriever.search_mode=wiki", "retriever.ip='10.0.0.1:7000'"), "10.0.0.1:7000"),
+        (("SEARCH_ENGINE", "wiki", "retriever.llm_ip=10.0.0.1"), "10.0.0.1"),
+        (("retriever.search_engine=wiki", "retriever.search_engine=none", "IP", "10.0.0.1"), ""),
+        (("retriever.search_mode=wiki",), "localhost"),
+    ],
+)
+def test_the_wiki_retriever_is_found_whether_it_is_named_by_argument_or_override(
+    words: tuple[str, ...], address: str
+) -> None:
+    own = ("MODEL_PATH", "/m", "DATA_PATH", "/d")
+    assert compose_config(overrides(*own, *words)).config.retriever["wiki"]["address"] == address
+
+
 def test_own_model_and_data_by_overrides_are_no_quickstart() -> None:
     assert "+preset=quickstart" not in overrides("actor_rollout_ref.model.path=/m", "data.train_files=[a.parquet]")
     assert overrides("+preset=quickstart").count("+preset=quickstart") == 1

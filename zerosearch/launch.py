@@ -227,16 +227,29 @@ def _given_overrides(line: CommandLine) -> dict[str, str]:
 
 
 def to_overrides(line: CommandLine, algorithm: str) -> list[str]:
-    """The command line as overrides: preset, algorithm, documented arguments, then the user's own overrides."""
+    """The command line as overrides: preset, algorithm, documented arguments, then the user's own overrides.
+
+    Raises ValueError for wrong values, and for an argument whose key is also overridden.
+    """
     overrides = [f"algorithm={algorithm}"]
     if is_quickstart(line) and "preset" not in _given_overrides(line):
         overrides.insert(0, "+preset=quickstart")
     for key, value in _with_server(line).items():
         try:
-            overrides += _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
+            made = _served_here(line) if key == "SIMULATION_LLM" else ARGUMENTS[key].overrides(value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
+        _check_given_once(key, made, line)
+        overrides += made
     return [*overrides, *_wiki_address(line), *line.overrides]
+
+
+def _check_given_once(argument: str, made: Sequence[str], line: CommandLine) -> None:
+    """An argument's first key is what it says; another one, as the validation files beside the training files,
+    is a default that may be overridden."""
+    key = made[0].partition("=")[0]
+    if argument in line.pairs and key in _given_overrides(line):
+        raise ValueError(f"{argument} and {key} are the same setting: give one of them")
 
 
 def _wiki_address(line: CommandLine) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,32 @@ def test_pairs_in_any_order_mean_the_same() -> None:
     assert config.actor_rollout_ref.model.path == "/m"
 
 
-def test_overrides_pass_through_between_pairs_and_win() -> None:
-    config = compose_config(overrides("TOPK", "3", "retriever.topk=4", "MODEL_PATH", "/m")).config
-    assert config.retriever["topk"] == 4
+def test_overrides_pass_through_between_pairs_and_the_last_of_a_key_wins() -> None:
+    config = compose_config(overrides("TOPK", "3", "trainer.seed=4", "MODEL_PATH", "/m", "trainer.seed=5")).config
+    assert config.retriever["topk"] == 3
+    assert config.trainer.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("TOTAL_STEPS", "3", "trainer.total_training_steps=5"), "TOTAL_STEPS and trainer.total_training_steps"),
+        (("trainer.total_training_steps=3", "TOTAL_STEPS", "3"), "TOTAL_STEPS and trainer.total_training_steps"),
+        (("TOTAL_STEPS", "3", "trainer.total_steps=5"), "TOTAL_STEPS and trainer.total_training_steps"),
+        (("TOPK", "3", "++retriever.topk=5"), "TOPK and retriever.topk"),
+        (("IP", "a", "retriever.llm_ip=b"), "IP and retriever.ip"),
+        (("SIMULATION_LLM", "m", "retriever.simulation_llm=n"), "SIMULATION_LLM and retriever.simulation_llm"),
+        (("DATA_PATH", "/d", "data.train_files=[x.parquet]"), "DATA_PATH and data.train_files"),
+    ],
+)
+def test_an_argument_and_an_override_of_its_key_are_refused(words: tuple[str, ...], names: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{names} are the same setting: give one of them")):
+        overrides(*words)
+
+
+def test_validation_files_beside_the_data_path_may_be_replaced() -> None:
+    config = compose_config(overrides("DATA_PATH", "/d", "data.val_files=[x.parquet]")).config
+    assert (config.data.train_files, config.data.val_files) == (("/d/train.parquet",), ("x.parquet",))
 
 
 @pytest.mark.parametrize("value", ["a b/c,d", "it's=odd", "http://[::1]:80/v1", "{x}", "plain"])

@@ -11,8 +11,10 @@ from typing import Any
 from verl.trainer.aliases import rewrite_overrides
 from verl.trainer.config import PPOTrainerConfig
 
-LONGEST = 160
-"""Characters; a run's directory adds a time, and file systems allow 255."""
+LONGEST = 100
+"""Characters; a run's directory adds a time, and stays below 120."""
+_LONGEST_PART = 40
+"""Characters of what a checkpoint is called: one long name leaves room for what else there is to tell."""
 
 _TOLD = (
     "actor_rollout_ref.model.path",
@@ -51,22 +53,26 @@ _SPOKEN = ("critic", "val_kwargs", "embedded", "google", "wiki")
 def experiment_name(config: PPOTrainerConfig, algorithm: str, quickstart: bool, overrides: Sequence[str]) -> str:
     """Algorithm, model, data, search and noise, then every other override; letters, digits and ``_.+-`` only.
 
-    A quickstart's name holds what was changed of it. Longer names end in a hash of the whole.
+    A quickstart's name holds what was changed of it. Names longer than `LONGEST` end in a hash of the whole.
     """
     others = _changes(overrides, told=() if quickstart else _TOLD)
     parts = [f"quickstart-{algorithm}"] if quickstart else _description(config, algorithm)
-    name = "_".join([*parts, *others])
-    if len(name) <= LONGEST:
-        return name
-    return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return _cut("_".join([*parts, *others]), LONGEST)
+
+
+def _cut(text: str, longest: int) -> str:
+    """At most ``longest`` characters, of which the last eight are a hash of the whole where it is longer."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 9].rstrip('_.-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _description(config: PPOTrainerConfig, algorithm: str) -> list[str]:
-    data = [_data_name(file) for file in config.data.train_files]
     parts = [
         algorithm,
-        _base(config.actor_rollout_ref.model.path),
-        "+".join(dict.fromkeys(data)),
+        _checkpoint(config.actor_rollout_ref.model.path),
+        _data_names(config.data.train_files),
+        _validation_data(config.data.train_files, config.data.val_files),
         *(_search(config.retriever) if "search_mode" in config.retriever else ()),
         f"steps{config.trainer.total_training_steps}",
     ]
@@ -77,7 +83,7 @@ def _search(retriever: Mapping[str, Any]) -> list[str]:
     engine = retriever["search_engine"]
     return [
         retriever["search_mode"],
-        _base(retriever["simulation_llm"] or retriever["embedded_model"]),
+        _checkpoint(retriever["simulation_llm"] or retriever["embedded_model"]),
         f"noise{retriever['start_threshold']:g}-{retriever['end_threshold']:g}",
         "" if engine == "none" else f"val-{engine}",
         f"turns{retriever['max_turns']}",
@@ -85,10 +91,31 @@ def _search(retriever: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _validation_data(train_files: Sequence[str], val_files: Sequence[str]) -> str:
+    """Nothing where it is what lies beside the training data."""
+    train = [Path(file) for file in train_files]
+    beside = [path.with_name(f"test{path.suffix}") for path in train if path.stem == "train"]
+    if [Path(file) for file in val_files] == beside:
+        return ""
+    return f"valdata-{_data_names(val_files) or 'none'}"
+
+
+def _data_names(files: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(map(_data_name, files)))
+
+
 def _data_name(file: str) -> str:
-    """A data set's directory where the file is called train, else the file."""
+    """A data set's directory where the file is called train or test, else the file."""
     path = Path(file)
-    return path.parent.name if path.stem == "train" and path.parent.name else path.stem
+    return path.parent.name if path.stem in ("train", "test") and path.parent.name else path.stem
+
+
+def _checkpoint(path: str) -> str:
+    """A checkpoint's directory; of one that a run wrote, the run's as well: each run has a best and a last."""
+    parts = [part for part in path.split("/") if part]
+    if len(parts) >= 3 and parts[-2] == "checkpoints":
+        return f"{_cut(parts[-3], _LONGEST_PART)}-{parts[-1]}"
+    return _cut(_base(path), _LONGEST_PART)
 
 
 def _base(path: str) -> str:
@@ -114,7 +141,7 @@ def _short(key: str) -> str:
 
 def _value(value: str) -> str:
     """Paths by their last part; what is no number keeps a hyphen before it."""
-    short = _base(value.strip("'\"")) if "/" in value else value
+    short = _checkpoint(value.strip("'\"")) if "/" in value else value
     return short if re.fullmatch(r"[0-9.e+-]+", short) else f"-{short}"
 
 

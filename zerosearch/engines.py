@@ -67,7 +67,7 @@ def _resolved_key(name: str, key: str) -> str:
         return key
     variable = key.removeprefix(_ENVIRONMENT_VARIABLE)
     if not os.environ.get(variable):
-        raise ValueError(f"{name} is {key!r}, but the environment variable {variable} is not set")
+        raise ValueError(f"{name}: the environment variable {variable} is not set")
     return os.environ[variable]
 
 
@@ -93,13 +93,16 @@ def _simulation_problems(config: SearchConfig) -> list[str]:
     checks: list[tuple[str, Callable[[], object]]] = [
         ("retriever.prompt_template", lambda: load_simulation_template(config.prompt_template or config.search_mode)),
         ("retriever.ip", lambda: parse_addresses(config.ip or "localhost")),
-        ("retriever.api_key", lambda: _resolved_key("retriever.api_key", config.api_key)),
     ]
     for key, check in checks:
         try:
             check()
         except ValueError as error:
             found.append(f"{key}: {error}")
+    try:
+        _resolved_key("retriever.api_key", config.api_key)
+    except ValueError as error:
+        found.append(str(error))
     return found
 
 

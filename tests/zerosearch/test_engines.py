@@ -81,13 +81,13 @@ def test_a_key_travels_encrypted_unless_to_this_machine() -> None:
 
 
 def test_what_is_wrong_with_a_simulation_server_is_seen_before_it_is_asked() -> None:
-    found = problems(ip="a:port", prompt_template="/nowhere.txt", api_key="env:NO_SUCH_KEY")
+    found = problems(ip="http://a b:99999", prompt_template="/nowhere.txt", api_key="env:NO_SUCH_KEY")
     assert [problem.partition(":")[0] for problem in found] == [
         "retriever.prompt_template",
         "retriever.ip",
         "retriever.api_key",
     ]
-    assert "the environment variable NO_SUCH_KEY is not set" in found[2]
+    assert found[2] == "retriever.api_key: the environment variable NO_SUCH_KEY is not set"
 
 
 def test_an_address_of_the_wiki_retriever() -> None:

@@ -124,15 +124,15 @@ def test_ctrl_c_ends_the_run_with_a_summary_and_no_process_left(start: Start) ->
 def test_dead_simulation_server_is_refused_before_models_load(start: Start) -> None:
     run = start("IP", "127.0.0.1:9", "retriever.embedded_model=''", "retriever.deadline=2").finish(120)
     assert run.code == 2, run.output
-    assert "127.0.0.1:9" in run.output
-    assert run.summary["exit_reason"].startswith("ValueError")
+    assert "the simulation server does not answer (http://127.0.0.1:9/v1" in run.output
+    assert run.directory is None
     assert run.processes_left == []
 
 
 def test_missing_inputs_are_listed_together_before_anything_starts(start: Start) -> None:
     run = start("MODEL_PATH", "/no/model", "DATA_PATH", "/no/data").finish(120)
     assert run.code == 2
-    for expected in ("'/no/model' holds no config.json", "'/no/data/train.parquet' does not exist"):
+    for expected in ("there is no directory '/no/model'", "'/no/data/train.parquet' does not exist"):
         assert expected in run.output
     assert run.directory is None
 

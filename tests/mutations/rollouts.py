@@ -151,7 +151,7 @@ def context_and_training_cut_at_different_ends(patch: pytest.MonkeyPatch) -> Non
     async def continue_the_end(self: Turns, room: int) -> Generation:
         window = tuple(self._context[-self.rules.limits.max_response_length :])
         sampling = replace(self.task.sampling, max_tokens=room, stop=STOP_STRINGS)
-        request = GenerationRequest(self.session, window, sampling, self.task.key.stream("policy"))
+        request = GenerationRequest(self.task.session, window, sampling, self.task.key.stream("policy"))
         part = await self.engine.generate(request)
         self._context.extend(part.token_ids)
         return part

@@ -30,7 +30,7 @@ def ray_session() -> Iterator[None]:
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  Ray reads exactly this name
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     ray.init(
-        num_cpus=8,
+        num_cpus=16,
         include_dashboard=False,
         object_store_memory=256 << 20,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}},

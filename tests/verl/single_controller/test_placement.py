@@ -18,17 +18,17 @@ def cpu_pool(*counts: int, **options: float) -> RayResourcePool:
 
 
 def test_asking_for_more_than_exists_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"asks for 99 CPUs and 0 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
+    with pytest.raises(ValueError, match=r"asks for 99 CPUs and 0 GPUs .* the Ray cluster has 16 CPUs and 0 GPUs"):
         cpu_pool(99).get_placement_groups()
-    with pytest.raises(ValueError, match=r"asks for 2 CPUs and 2 GPUs .* the Ray cluster has 8 CPUs and 0 GPUs"):
+    with pytest.raises(ValueError, match=r"asks for 2 CPUs and 2 GPUs .* the Ray cluster has 16 CPUs and 0 GPUs"):
         RayResourcePool([2]).get_placement_groups()
 
 
 def test_asking_for_what_others_hold_ends_in_time() -> None:
     held = cpu_pool(1)
     held.claim("holder", held.share, "STRICT_PACK")
-    with pytest.raises(TimeoutError, match="asks for 8 CPUs and 0 GPUs; of the cluster's 8 CPUs"):
-        cpu_pool(8, timeout_s=1).get_placement_groups()
+    with pytest.raises(TimeoutError, match="asks for 16 CPUs and 0 GPUs; of the cluster's 16 CPUs"):
+        cpu_pool(16, timeout_s=1).get_placement_groups()
     held.release("holder")
 
 
@@ -59,7 +59,7 @@ def test_a_refused_claim_leaves_nothing_reserved() -> None:
     pool = cpu_pool(1)
     with pytest.raises(ValueError, match="asks for 2 CPUs"):
         pool.claim("a", Resources(2, 0), "STRICT_PACK")
-    everything = cpu_pool(8, timeout_s=20)
+    everything = cpu_pool(16, timeout_s=20)
     everything.claim("b", Resources(1, 0), "STRICT_PACK")
     everything.release("b")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,15 @@ def worker_config(path: str, actor: ActorConfig = ACTOR, **rollout: Any) -> Trai
     )
 
 
-@pytest.fixture(scope="module")
-def make_group(ray_session: None) -> Iterator[Callable[[TrainingWorkerConfig], RayWorkerGroup]]:
-    groups = []
+MakeGroup = Callable[..., RayWorkerGroup]
+
+
+@contextmanager
+def _groups(name: str) -> Iterator[MakeGroup]:
+    groups: list[RayWorkerGroup] = []
 
     def make(config: TrainingWorkerConfig, ranks: int = 2) -> RayWorkerGroup:
-        pool = RayResourcePool(
-            [ranks], use_gpu=False, max_colocate_count=1, name_prefix=f"training_worker_{len(groups)}"
-        )
+        pool = RayResourcePool([ranks], use_gpu=False, max_colocate_count=1, name_prefix=f"{name}_{len(groups)}")
         groups.append(RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(TrainingWorker), config)))
         groups[-1].init_model()
         return groups[-1]
@@ -60,15 +62,28 @@ def make_group(ray_session: None) -> Iterator[Callable[[TrainingWorkerConfig], R
 
 
 @pytest.fixture(scope="module")
-def group(make_group: Any, checkpoint: Any) -> RayWorkerGroup:
-    """Two ranks with a reference; tied embeddings."""
-    return make_group(worker_config(checkpoint("qwen2")))
+def make_shared_group(ray_session: None) -> Iterator[MakeGroup]:
+    with _groups("shared") as make:
+        yield make
+
+
+@pytest.fixture
+def make_group(ray_session: None) -> Iterator[MakeGroup]:
+    """Groups of one test, which gives their places back."""
+    with _groups("own") as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
-def bare_group(make_group: Any, checkpoint: Any) -> RayWorkerGroup:
+def group(make_shared_group: MakeGroup, checkpoint: Any) -> RayWorkerGroup:
+    """Two ranks with a reference; tied embeddings."""
+    return make_shared_group(worker_config(checkpoint("qwen2")))
+
+
+@pytest.fixture(scope="module")
+def bare_group(make_shared_group: MakeGroup, checkpoint: Any) -> RayWorkerGroup:
     """Two ranks without a reference; embeddings not tied; the rollout in bfloat16."""
-    return make_group(worker_config(checkpoint("llama"), replace(ACTOR, use_kl_loss=False), dtype="bfloat16"))
+    return make_shared_group(worker_config(checkpoint("llama"), replace(ACTOR, use_kl_loss=False), dtype="bfloat16"))
 
 
 def padded_batch(rows: Sequence[Row], keys: Sequence[str] = ()) -> DataProto:

@@ -254,9 +254,9 @@ def _check_environment(config: PPOTrainerConfig, inputs: Inputs | None, findings
         return
     plan = run_plan(config, len(inputs.val_set) if inputs and inputs.val_set else 0)
     problems = environment.check(section, plan)
-    if not problems:
+    if made and not problems:
         _tell(environment.announce(section, plan))
-        problems = _ask_servers(made) if made and not made.starts_services else []
+        problems = [] if made.starts_services else _ask_servers(made)
     findings.problems += problems
 
 

@@ -90,35 +90,28 @@ def _simulation_problems(config: SearchConfig) -> list[str]:
         found.append(
             "no simulation server: give IP (retriever.ip), or a checkpoint to serve (retriever.embedded_model)"
         )
-    checks: list[tuple[str, Callable[[], object]]] = [
-        ("retriever.prompt_template", lambda: load_simulation_template(config.prompt_template or config.search_mode)),
-        ("retriever.ip", lambda: parse_addresses(config.ip or "localhost")),
-    ]
-    for key, check in checks:
-        try:
-            check()
-        except ValueError as error:
-            found.append(f"{key}: {error}")
-    try:
-        _resolved_key("retriever.api_key", config.api_key)
-    except ValueError as error:
-        found.append(str(error))
-    return found
+    template = config.prompt_template or config.search_mode
+    found += _refused(lambda: load_simulation_template(template), "retriever.prompt_template: {}")
+    found += _refused(lambda: parse_addresses(config.ip or "localhost"), "retriever.ip: {}")
+    return found + _refused(lambda: _resolved_key("retriever.api_key", config.api_key), "{}")
 
 
 def _google_problems(config: SearchConfig) -> list[str]:
-    try:
-        _resolved_key("retriever.google.api_key", config.google.api_key)
-    except ValueError as error:
-        return [f"Google search needs a SerpApi key ({error}): set it, or use another SEARCH_MODE and SEARCH_ENGINE"]
-    return []
+    said = "Google search needs a SerpApi key ({}): set it, or use another SEARCH_MODE and SEARCH_ENGINE"
+    return _refused(lambda: _resolved_key("retriever.google.api_key", config.google.api_key), said)
 
 
 def _wiki_problems(address: str) -> list[str]:
+    said = "the wiki retriever needs retriever.wiki.address: {}"
+    return _refused(lambda: parse_addresses(address, _WIKI_PORT, _WIKI_PATH), said)
+
+
+def _refused(check: Callable[[], object], said: str) -> list[str]:
+    """What is wrong according to ``check``, put into ``said``; nothing where it passes."""
     try:
-        parse_addresses(address, _WIKI_PORT, _WIKI_PATH)
+        check()
     except ValueError as error:
-        return [f"the wiki retriever needs retriever.wiki.address: {error}"]
+        return [said.format(error)]
     return []
 
 

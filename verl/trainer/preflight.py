@@ -51,7 +51,9 @@ def preflight(config: PPOTrainerConfig, machine: Machine | None = None) -> Input
     readable = _check_data_files(config, findings)
     _check_reward(config, findings)
     sizes = Sizes(_parameters(policy, MODEL_KEY, findings), _parameters(critic, CRITIC_KEY, findings))
-    _check_resources(config, sizes, machine or Machine.here(), findings)
+    if not os.environ.get("RAY_ADDRESS"):
+        check_machine(config, machine or Machine.here(), sizes, findings)
+    check_disk(config, sizes.policy, findings)
     inputs = _inputs(config, policy, findings) if policy and readable else None
     _check_environment(config, inputs, findings)
     _check_algorithm(config, findings)  # last: the user's modules, loaded by now, may register names
@@ -187,15 +189,6 @@ def _parameters(model: ModelFiles | None, key: str, findings: Findings) -> int |
     except ValueError as error:
         findings.problem(f"{key}: {error}")
         return None
-
-
-def _check_resources(config: PPOTrainerConfig, sizes: Sizes, machine: Machine, findings: Findings) -> None:
-    own = Findings()
-    if not os.environ.get("RAY_ADDRESS"):
-        check_machine(config, machine, sizes, own)
-    check_disk(config, sizes.policy, own)
-    findings.problems += own.problems
-    findings.warnings += own.warnings
 
 
 def _inputs(config: PPOTrainerConfig, policy: ModelFiles, findings: Findings) -> Inputs | None:

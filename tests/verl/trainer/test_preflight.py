@@ -217,4 +217,4 @@ def test_rewards_that_take_what_they_are_given_are_accepted(startable: list[str]
     file.write_text(
         "async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more): return 1"
     )
-    start(startable, f"custom_reward_function.path={file}")
+    assert len(start(startable, f"custom_reward_function.path={file}").train_set) == 4

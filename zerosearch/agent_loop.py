@@ -179,7 +179,9 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
     async def _rewarded(self, turns: Turns, reward: RewardFn) -> Trajectory:
         task, answer = turns.task, turns.episode.answer
         scores = score_answer(answer, turns.episode.golden_answers)
-        given = RewardInput(task.prompt.data_source, self._policy_text(turns), answer, task.prompt.row)
+        policy = (segment for segment in turns.segments if segment.kind is SegmentKind.POLICY)
+        text = "".join(self.policy_text(segment.token_ids) for segment in policy)
+        given = RewardInput(task.prompt.data_source, text, answer, task.prompt.row)
         returned = await reward(given)
         return task.trajectory(
             segments=turns.segments,
@@ -189,12 +191,6 @@ class SearchAgentLoop(AgentLoop[SearchConfig]):
             environment=replace(turns.episode, scores=scores),
             timings={"generate": turns.generate_seconds, "search": turns.search_seconds},
         )
-
-    def _policy_text(self, turns: Turns) -> str:
-        """What the policy wrote, without end-of-sequence and other special tokens."""
-        decode = self.context.tokenizer.decode
-        policy = [list(segment.token_ids) for segment in turns.segments if segment.kind is SegmentKind.POLICY]
-        return "".join(str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for ids in policy)
 
     @property
     def pause(self) -> str | None:

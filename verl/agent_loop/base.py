@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from verl.agent_loop.alarm_rule import AlarmRule
-from verl.agent_loop.trajectory import Prompt, Trajectory
+from verl.agent_loop.trajectory import Prompt, TokenIds, Trajectory
 from verl.utils.paths import resolve_path
 from verl.workers.rollout.engine import InfrastructureError, RolloutEngine, SampleKey, SamplingParams
 
@@ -266,6 +266,11 @@ class AgentLoop(ABC, Generic[ConfigT]):
         """Raises ValueError naming what differs from this run's configuration."""
         if state != self.state_dict():
             raise ValueError(f"the checkpoint's environment state {dict(state)} is not this run's {self.state_dict()}")
+
+    def policy_text(self, ids: TokenIds) -> str:
+        """What the policy wrote, without end-of-sequence and other special tokens."""
+        decode = self.context.tokenizer.decode
+        return str(decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     async def close(self) -> None:
         """Ends connections held by this instance."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from verl.agent_loop.base import AgentLoop, RewardFn, RewardInput, RolloutTask, Validation, scores_by_row
 from verl.agent_loop.reward import RuleReward
-from verl.agent_loop.trajectory import Segment, SegmentKind, TokenIds, Trajectory, TrajectoryStatus
+from verl.agent_loop.trajectory import Segment, SegmentKind, Trajectory, TrajectoryStatus
 from verl.utils.config import ReadableAsMapping
 from verl.utils.dataset.ground_truth import ground_truth
 from verl.utils.reward_score import rule_for
@@ -43,7 +43,7 @@ class SingleTurnLoop(AgentLoop[SingleTurnConfig]):
         begin = time.perf_counter()
         generation = await self._generate(task, engine)
         seconds = time.perf_counter() - begin
-        given = RewardInput(task.prompt.data_source, self._text(generation.token_ids), None, task.prompt.row)
+        given = RewardInput(task.prompt.data_source, self.policy_text(generation.token_ids), None, task.prompt.row)
         scores = await reward(given)
         return task.trajectory(
             segments=[_segment(generation)],
@@ -62,10 +62,6 @@ class SingleTurnLoop(AgentLoop[SingleTurnConfig]):
             return await engine.generate(request)
         finally:
             await engine.release(task.session)
-
-    def _text(self, ids: TokenIds) -> str:
-        text = self.context.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
 
     def default_reward(self) -> RewardFn:
         return RuleReward()

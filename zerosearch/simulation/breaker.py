@@ -1,4 +1,4 @@
-"""Whether one server is up: after failures in a row it is left alone but for one probe at a time."""
+"""Whether one server is up: after failures in a row, as many as it has requests, it gets one probe at a time."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ class Breaker:
         self._probe_wait = FIRST_PROBE_AFTER
         self._next_probe = 0.0
 
-    def fail(self, failure: str) -> None:
-        """The server did not answer, or not usably."""
+    def fail(self, failure: str, in_flight: int) -> None:
+        """The server did not answer, or not usably, one of the ``in_flight`` requests that it has.
+
+        Errors come back faster than answers: failures in a row say little while more requests wait than
+        failed, because these may yet be answered.
+        """
         now = self._clock()
         self.since = now if self.since is None else self.since
         self.last_failure = failure
         self._failures += 1
-        if not self.down and self._failures >= FAILURES_IN_A_ROW:
+        if not self.down and self._failures >= max(FAILURES_IN_A_ROW, in_flight):
             self.down = True
             self._next_probe = now + self._probe_wait
 

@@ -155,7 +155,7 @@ class ServerPool:
     def failed(self, url: str, failure: str) -> None:
         """The server could not be reached, was silent or answered with an error of its own. To be overloaded
         is no such failure."""
-        self._breakers[url].fail(failure)
+        self._breakers[url].fail(failure, self._in_flight[url])
         if self._paused_since is None and all(breaker.down for breaker in self._breakers.values()):
             self._paused_since = max(breaker.since or 0.0 for breaker in self._breakers.values())
             self.pause = f"{self._description()}; waiting up to {self._outage_deadline:g} s"

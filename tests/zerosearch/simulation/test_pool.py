@@ -1,3 +1,5 @@
+from contextlib import ExitStack
+
 import pytest
 
 from zerosearch.simulation.pool import ServerOutageError, ServerPool, parse_addresses
@@ -107,6 +109,19 @@ def test_four_failures_in_a_row_leave_one_probe_at_a_time_until_one_is_answered(
         pool.succeeded("a")
     assert pool.admits
     assert (pool.pause, pool.paused_seconds(0)) == (None, 0.5)
+
+
+def test_errors_that_overtake_the_answers_are_no_outage_until_they_outnumber_what_still_waits() -> None:
+    pool = ServerPool(["a"])
+    with ExitStack() as waiting:
+        for _ in range(20):
+            waiting.enter_context(pool.lease())
+        fail(pool, "a", 19)
+        assert pool.admits
+        assert pool.pause is None
+        fail(pool, "a", 1)
+        assert not pool.admits
+        assert pool.pause is not None
 
 
 def test_probes_grow_rarer_and_a_cancelled_one_is_free_again() -> None:

@@ -252,6 +252,14 @@ def test_union_conflicts_name_the_key(other: DataProto, message: str) -> None:
         proto(3, step=1).union(other)
 
 
+@pytest.mark.parametrize("conflict", [{"non_tensors": {"uid": ["u0", "v"]}}, {"meta_info": {"step": 2}}])
+def test_a_union_that_fails_adds_nothing(conflict: dict) -> None:
+    data = proto(2, step=1)
+    with pytest.raises(ValueError, match="two different values"):
+        data.union(DataProto.from_dict({"new": torch.zeros(2)}, **conflict))
+    assert same(data, proto(2, step=1))
+
+
 def test_union_of_dictionaries() -> None:
     first = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
     assert set(union_tensor_dict(first, TensorDict({"b": torch.ones(2)}, batch_size=[2])).keys()) == {"a", "b"}

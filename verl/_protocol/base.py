@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from verl._protocol.columns import object_array, union_meta_info, union_numpy_dict, union_tensor_dict
+from verl._protocol.columns import object_array, refuse_conflicts, union_tensor_dict
 from verl._protocol.serialization import deserialize_tensordict, serialize_tensordict
 
 
@@ -202,14 +202,19 @@ class DataProtoColumns:
     def union(self, other: DataProtoColumns) -> Self:
         """Adds the other's columns and facts, in place, and returns self.
 
-        Raises ValueError when the numbers of rows differ, or naming a key with two different values.
+        Raises ValueError when the numbers of rows differ, or naming a key with two different values,
+        before anything is added.
         """
         if has_columns(self) and has_columns(other) and len(self) != len(other):
             raise ValueError(f"cannot unite {len(self)} rows with {len(other)} rows")
+        refuse_conflicts("non-tensor", self.non_tensor_batch, other.non_tensor_batch)
+        refuse_conflicts("meta_info", self.meta_info, other.meta_info)
         if other.batch is not None:
             self.batch = other.batch.copy() if self.batch is None else union_tensor_dict(self.batch, other.batch)
-        union_numpy_dict(self.non_tensor_batch, other.non_tensor_batch)
-        union_meta_info(self.meta_info, other.meta_info)
+        for key, column in other.non_tensor_batch.items():
+            self.non_tensor_batch.setdefault(key, column)
+        for key, fact in other.meta_info.items():
+            self.meta_info.setdefault(key, fact)
         return self
 
 

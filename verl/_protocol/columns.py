@@ -59,7 +59,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = tuple(tensor_dict1.batch_size), tuple(tensor_dict2.batch_size)
         raise ValueError(f"cannot unite batches of size {sizes[0]} and {sizes[1]}")
-    _refuse_conflicts("tensor", tensor_dict1, tensor_dict2)
+    refuse_conflicts("tensor", tensor_dict1, tensor_dict2)
     for key in tensor_dict2.keys():  # noqa: SIM118 (a TensorDict iterates over its rows)
         if key not in tensor_dict1.keys():  # noqa: SIM118
             tensor_dict1[key] = tensor_dict2[key]
@@ -68,19 +68,20 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 
 def union_numpy_dict(tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same for NumPy columns."""
-    _refuse_conflicts("non-tensor", tensor_dict1, tensor_dict2)
+    refuse_conflicts("non-tensor", tensor_dict1, tensor_dict2)
     tensor_dict1.update({key: value for key, value in tensor_dict2.items() if key not in tensor_dict1})
     return tensor_dict1
 
 
 def union_meta_info(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The same for meta_info."""
-    _refuse_conflicts("meta_info", first, second)
+    refuse_conflicts("meta_info", first, second)
     first.update(second)
     return first
 
 
-def _refuse_conflicts(kind: str, first: Any, second: Any) -> None:
+def refuse_conflicts(kind: str, first: Any, second: Any) -> None:
+    """Raises ValueError naming a key to which the two dictionaries give different values."""
     for key in first.keys() & second.keys():
         if not same_value(first[key], second[key]):
             raise ValueError(

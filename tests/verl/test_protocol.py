@@ -321,6 +321,7 @@ def test_repeats() -> None:
     assert data.repeat(2).non_tensor_batch["uid"].tolist() == ["u0", "u0", "u1", "u1"]
     assert data.repeat(2, interleave=False).batch["w"].tolist() == [0.0, 0.5, 0.0, 0.5]
     assert data.sample_level_repeat([0, 3]).non_tensor_batch["n"].tolist() == [1, 1, 1]
+    assert len(data[:0].sample_level_repeat([])) == len(ONLY_META.sample_level_repeat([])) == 0
     with pytest.raises(ValueError, match="one count >= 0 for each of 2 rows"):
         data.sample_level_repeat([1])
 

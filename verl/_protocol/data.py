@@ -76,7 +76,7 @@ class DataProto(DataProtoColumns):
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> Self:
         """Row i ``repeat_times[i]`` times, next to each other."""
-        counts = torch.as_tensor(repeat_times)
+        counts = torch.as_tensor(repeat_times) if len(repeat_times) else torch.zeros(0, dtype=torch.int64)
         if counts.ndim != 1 or len(counts) != len(self) or bool((counts < 0).any()):
             raise ValueError(f"need one count >= 0 for each of {len(self)} rows, got {repeat_times}")
         return self.select_idxs(torch.arange(len(self)).repeat_interleave(counts))

@@ -11,7 +11,53 @@ from typing import Any, ClassVar, TypeVar
 
 from verl.protocol import DataProtoFuture
 from verl.single_controller.base import dispatch as deal
-from verl.single_controller.base.dispatch import CollectFn, DispatchFn, Padding
+from verl.single_controller.base.dispatch import (
+    CollectFn,
+    DispatchFn,
+    Padding,
+    collect_all_to_all,
+    collect_dp_compute,
+    collect_dp_compute_data_proto,
+    dispatch_all_to_all,
+    dispatch_dp_compute,
+    dispatch_dp_compute_data_proto,
+    dispatch_dp_compute_data_proto_with_func,
+    dispatch_one_to_all,
+)
+from verl.single_controller.base.nd_compute import (
+    collect_lazy_compute_data_proto,
+    collect_nd_compute,
+    collect_nd_compute_dataproto,
+    dispatch_lazy_compute_data_proto,
+    dispatch_nd_compute,
+    dispatch_nd_compute_dataproto,
+)
+
+__all__ = [
+    "MAGIC_ATTR",
+    "Dispatch",
+    "Execute",
+    "collect_all_to_all",
+    "collect_dp_compute",
+    "collect_dp_compute_data_proto",
+    "collect_lazy_compute_data_proto",
+    "collect_nd_compute",
+    "collect_nd_compute_dataproto",
+    "dispatch_all_to_all",
+    "dispatch_dp_compute",
+    "dispatch_dp_compute_data_proto",
+    "dispatch_dp_compute_data_proto_with_func",
+    "dispatch_lazy_compute_data_proto",
+    "dispatch_nd_compute",
+    "dispatch_nd_compute_dataproto",
+    "dispatch_one_to_all",
+    "get_predefined_dispatch_fn",
+    "get_predefined_execute_fn",
+    "make_nd_compute_dataproto_dispatch_fn",
+    "register",
+    "register_dispatch_mode",
+    "update_dispatch_mode",
+]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MAGIC_ATTR = "__verl_registration__"
@@ -75,6 +121,14 @@ def get_predefined_dispatch_fn(dispatch_mode: Dispatch) -> DispatchFns:
         raise ValueError(f"unknown dispatch mode {dispatch_mode}; there are {[mode.name for mode in _DISPATCH_MODES]}")
     dispatch_fn, collect_fn = _DISPATCH_MODES[dispatch_mode]
     return {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
+
+
+def get_predefined_execute_fn(execute_mode: Execute) -> dict[str, str]:
+    """The name of the worker group's method that an execute mode calls. Raises ValueError for an unknown mode."""
+    names = {Execute.ALL: "execute_all", Execute.RANK_ZERO: "execute_rank_zero"}
+    if execute_mode not in names:
+        raise ValueError(f"execute_mode must be Execute.ALL or Execute.RANK_ZERO, got {execute_mode!r}")
+    return {"execute_fn_name": names[execute_mode]}
 
 
 for _name, _dispatch_fn, _collect_fn in (
@@ -165,8 +219,7 @@ def _check_modes(dispatch_mode: Any, execute_mode: Any) -> None:
             raise ValueError(f"a dispatch dictionary needs {sorted(missing)}")
     elif not isinstance(dispatch_mode, Dispatch):
         raise ValueError(f"dispatch_mode must be a Dispatch or a dictionary, got {dispatch_mode!r}")
-    if execute_mode not in (Execute.ALL, Execute.RANK_ZERO):
-        raise ValueError(f"execute_mode must be Execute.ALL or Execute.RANK_ZERO, got {execute_mode!r}")
+    get_predefined_execute_fn(execute_mode)
 
 
 def _materializing(function: Callable[..., Any]) -> Any:

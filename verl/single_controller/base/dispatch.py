@@ -67,7 +67,7 @@ def collect_rank_zero(worker_group: WorkerGroup, output: Any) -> Any:
 def dispatch_dp_compute(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Every argument is a list or tuple with one element per rank. Raises ValueError otherwise."""
     n = worker_group.world_size
-    for name, value in _named(args, kwargs):
+    for name, value in named_arguments(args, kwargs):
         if not isinstance(value, list | tuple) or len(value) != n:
             given = f"{len(value)} elements" if isinstance(value, list | tuple) else type(value).__name__
             raise ValueError(f"{name} must be a list with one element for each of {n} ranks, got {given}")
@@ -82,7 +82,7 @@ def collect_dp_compute(worker_group: WorkerGroup, output: list[Any]) -> list[Any
 
 def dispatch_dp_compute_data_proto(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Rows are split over the ranks."""
-    return _split_rows(worker_group.world_size, args, kwargs, None)
+    return split_rows(worker_group.world_size, args, kwargs, None)
 
 
 def dispatch_dp_compute_data_proto_with_func(
@@ -92,7 +92,7 @@ def dispatch_dp_compute_data_proto_with_func(
     if not args or not callable(args[0]):
         raise ValueError("the first argument must be a function")
     n = worker_group.world_size
-    split, named = _split_rows(n, args[1:], kwargs, None)
+    split, named = split_rows(n, args[1:], kwargs, None)
     with_func = Dealt(([args[0]] * n, *split))
     with_func.pad_size = split.pad_size
     return with_func, named
@@ -109,18 +109,18 @@ def refuse_direct_call(worker_group: WorkerGroup, *args: Any, **kwargs: Any) -> 
     raise NotImplementedError("this method is called on the workers themselves, not through the worker group")
 
 
-def dispatch_nd_compute_dataproto(
+def dispatch_over_mesh(
     mesh_name: str, padding: Padding | None, worker_group: WorkerGroup, *args: Any, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Rows are split over the data parallel ranks of a mesh; ranks with the same dp rank share theirs."""
     mesh = worker_group.dispatch_mesh(mesh_name)
-    split, named = _split_rows(mesh.dp_size, args, kwargs, padding)
+    split, named = split_rows(mesh.dp_size, args, kwargs, padding)
     dealt = Dealt([chunks[dp_rank] for dp_rank in mesh.dp_ranks] for chunks in split)
     dealt.pad_size = split.pad_size
     return dealt, {key: [chunks[dp_rank] for dp_rank in mesh.dp_ranks] for key, chunks in named.items()}
 
 
-def collect_nd_compute_dataproto(mesh_name: str, worker_group: WorkerGroup, output: list[Any]) -> Any:
+def collect_over_mesh(mesh_name: str, worker_group: WorkerGroup, output: list[Any]) -> Any:
     """The concatenation, in dp order, of the outputs of the ranks that collect."""
     mesh = worker_group.dispatch_mesh(mesh_name)
     return join_outputs([output[rank] for rank in mesh.collecting_ranks])
@@ -162,12 +162,12 @@ def join_outputs(outputs: list[Any]) -> Any:
     return outputs
 
 
-def _split_rows(
+def split_rows(
     parts: int, args: Iterable[Any], kwargs: dict[str, Any], padding: Padding | None
 ) -> tuple[Dealt, dict[str, Any]]:
     """Every DataProto (or future) in ``parts`` chunks."""
     args = tuple(args)
-    pads = {_pad_size(parts, name, value, padding) for name, value in _named(args, kwargs)} or {0}
+    pads = {_pad_size(parts, name, value, padding) for name, value in named_arguments(args, kwargs)} or {0}
     if len(pads) > 1:
         raise ValueError(f"arguments with different numbers of rows cannot be padded together for {parts} ranks")
     split = Dealt(_chunks(parts, value, padding) for value in args)
@@ -175,7 +175,7 @@ def _split_rows(
     return split, {key: _chunks(parts, value, padding) for key, value in kwargs.items()}
 
 
-def _named(args: Iterable[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def named_arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*((f"argument {position}", value) for position, value in enumerate(args)), *kwargs.items()]
 
 
@@ -223,6 +223,6 @@ def _clear_weights(padded: DataProto, pad_size: int, required: bool) -> None:
 def nd_compute_fns(mesh_name: str, padding: Padding | None) -> tuple[DispatchFn, CollectFn]:
     """The dispatch and collect functions of a mesh."""
     return (
-        partial(dispatch_nd_compute_dataproto, mesh_name, padding),
-        partial(collect_nd_compute_dataproto, mesh_name),
+        partial(dispatch_over_mesh, mesh_name, padding),
+        partial(collect_over_mesh, mesh_name),
     )

@@ -18,7 +18,16 @@ class Worker:
     The place in the group comes from the environment variables that torch.distributed reads too.
     """
 
-    def __init__(self) -> None:
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """The environment variables that tell a worker its place."""
+        keys = ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
+        return [*keys, "CUDA_VISIBLE_DEVICES"]
+
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+        """``cuda_visible_devices`` replaces CUDA_VISIBLE_DEVICES of this process; None leaves it."""
+        if cuda_visible_devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -78,9 +87,41 @@ class Worker:
         self._dispatch_dp_ranks[mesh_name] = dp_rank
         self._collects[mesh_name] = is_collect
 
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this rank's output is collected in a mesh. Raises ValueError naming the known meshes."""
+        return self._of_mesh(mesh_name)[1]
+
+    def get_dispatch_collect(self) -> dict[str, dict[str, int] | dict[str, bool]]:
+        """What this worker registered of all its meshes, in the form that ``set_dispatch_collect`` takes."""
+        return {"dispatch_dp_rank": dict(self._dispatch_dp_ranks), "collect_dp_rank": dict(self._collects)}
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
+    ) -> None:
+        """Registers mesh ``mesh_name`` as another worker, wrapped by this one, registered it.
+
+        Raises ValueError where the mesh has been registered here before or the other does not know it.
+        """
+        if mesh_name not in dispatch_dp_rank or mesh_name not in collect_dp_rank:
+            raise ValueError(f"mesh {mesh_name!r} is not registered; there are {sorted(dispatch_dp_rank)}")
+        self._register_dispatch_collect_info(mesh_name, dispatch_dp_rank[mesh_name], collect_dp_rank[mesh_name])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """This rank's dp rank in a mesh. Raises ValueError naming the known meshes."""
+        return self._of_mesh(mesh_name)[0]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this rank's output is collected in a mesh. Raises ValueError naming the known meshes."""
+        return self._of_mesh(mesh_name)[1]
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_mesh(self, mesh_name: str) -> tuple[int, bool]:
         """This rank's (dp rank, whether it collects) in a mesh. Raises ValueError naming the known meshes."""
+        return self._of_mesh(mesh_name)
+
+    def _of_mesh(self, mesh_name: str) -> tuple[int, bool]:
         if mesh_name not in self._dispatch_dp_ranks:
             raise ValueError(f"mesh {mesh_name!r} is not registered; there are {sorted(self._dispatch_dp_ranks)}")
         return self._dispatch_dp_ranks[mesh_name], self._collects[mesh_name]

@@ -80,7 +80,7 @@ class GroupMethod:
             output = self._collect_fn(self._group, self._group.execute_all_sync(self.__name__, *dealt, **named))
         else:
             output = self._collect_started(*self._group.start_counted(self, dealt, named))
-        return _unpadded(output, dealt.pad_size) if isinstance(dealt, Dealt) and dealt.pad_size else output
+        return unpadded(output, dealt.pad_size) if isinstance(dealt, Dealt) and dealt.pad_size else output
 
     def _on_rank_zero(self, dealt: Any, named: dict[str, Any]) -> Any:
         if isinstance(dealt, Dealt):
@@ -100,7 +100,8 @@ class GroupMethod:
         return replace(result, row_counts=complete, watched=tuple(row_counts))
 
 
-def _unpadded(output: Any, pad_size: int) -> Any:
+def unpadded(output: Any, pad_size: int) -> Any:
+    """The output without its last ``pad_size`` rows, where it has rows."""
     if isinstance(output, DataProtoFuture):
         return output.unpad(pad_size)
     return unpad_dataproto(output, pad_size) if isinstance(output, DataProto) else output
@@ -140,6 +141,13 @@ class WorkerGroup(ABC):
     @abstractmethod
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Starts it there; a reference to the output."""
+
+    @abstractmethod
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
+        """From now on, finds out every ``every_n_seconds`` whether a worker died that nobody is calling.
+
+        The error is raised by this group's next call, and by whoever waits for another group meanwhile.
+        """
 
     @abstractmethod
     def start_counted(self, method: GroupMethod, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:

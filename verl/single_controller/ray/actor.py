@@ -53,9 +53,14 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         declared = cls._default_options if isinstance(cls, ActorClass) else {}  # type: ignore[attr-defined]
         return _merged(declared, self._options)
 
-    def options(self, share: Resources) -> dict[str, Any]:
-        """The declared options, and ``share`` where they do not say how much a worker needs."""
+    def options(self, share: Resources, env_vars: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The declared options, and ``share`` where they do not say how much a worker needs.
+
+        ``env_vars`` add to those declared.
+        """
         options = {"num_cpus": share.cpus, "num_gpus": share.gpus} | self.declared_options()
+        if env_vars:
+            options = _merged(options, {"runtime_env": {"env_vars": dict(env_vars)}})
         if self._additional_resource:
             options["resources"] = options.get("resources", {}) | self._additional_resource
         return options

@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 _EPSILON = 1e-6
+_MARK = 1e-4  # of a custom resource that only says what a node is
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,27 @@ class Bundles:
 
 
 def place(
-    counts: Sequence[int], size: Resources, strategy: str, name: str, lifetime: str | None, timeout_s: float
+    counts: Sequence[int],
+    size: Resources,
+    strategy: str,
+    name: str,
+    lifetime: str | None,
+    timeout_s: float,
+    accelerator_type: str | None = None,
 ) -> Bundles:
     """Reserves ``counts[i]`` bundles for each i, with STRICT_PACK on one node.
+
+    With ``accelerator_type`` only nodes count that have a custom Ray resource of that name.
 
     Slots are in rank order: nodes by address. Raises ValueError at once when the cluster's nodes
     could never hold them, and TimeoutError when they are not free within ``timeout_s``; both with
     what is asked and what is there.
     """
-    _refuse_impossible(counts, size, name, one_node=strategy == "STRICT_PACK")
+    _refuse_impossible(counts, size, name, strategy == "STRICT_PACK", accelerator_type)
+    bundle = size.bundle() | ({} if accelerator_type is None else {accelerator_type: _MARK})
     unique = f"{name}{secrets.token_hex(3)}:"  # Ray refuses a name that is in use
     groups = [
-        placement_group([size.bundle()] * count, strategy=strategy, name=f"{unique}{position}", lifetime=lifetime)
+        placement_group([bundle] * count, strategy=strategy, name=f"{unique}{position}", lifetime=lifetime)
         for position, count in enumerate(counts)
     ]
     deadline = time.monotonic() + timeout_s
@@ -120,8 +130,13 @@ def place(
     return Bundles(groups, [slot for slots in placed for slot in slots], size)
 
 
-def _refuse_impossible(counts: Sequence[int], size: Resources, name: str, one_node: bool) -> None:
-    nodes = [Resources.of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+def _refuse_impossible(
+    counts: Sequence[int], size: Resources, name: str, one_node: bool, accelerator_type: str | None
+) -> None:
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [Resources.of(amounts) for amounts in alive if accelerator_type is None or accelerator_type in amounts]
+    if not nodes:
+        raise ValueError(f"{name!r} asks for nodes with {accelerator_type!r}, which none of {len(alive)} nodes has")
     asked = size.times(sum(counts))
     total = Resources(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes))
     if not asked.fits(total):

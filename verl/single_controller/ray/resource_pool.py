@@ -34,7 +34,7 @@ class RayResourcePool(ResourcePool):
     ``max_colocate_count`` worker groups share the bundles: each worker gets that fraction of a
     bundle unless its class asks for its own ``num_cpus`` or ``num_gpus``. The bundles are reserved
     by the first worker group, which waits at most ``timeout_s`` seconds for them, and freed with
-    the last one.
+    the last one. ``accelerator_type``: only nodes with a custom Ray resource of that name.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class RayResourcePool(ResourcePool):
         name_prefix: str | None = None,
         max_colocate_count: int = 10,
         detached: bool = False,
+        accelerator_type: str | None = None,
         cpus_per_bundle: float = 1.0,
         timeout_s: float = 120.0,
     ) -> None:
@@ -53,6 +54,7 @@ class RayResourcePool(ResourcePool):
         self.use_gpu = use_gpu
         self.name_prefix = name_prefix or ""
         self.detached = detached
+        self.accelerator_type = accelerator_type
         self.cpus_per_bundle = cpus_per_bundle
         self.timeout_s = timeout_s
         self._reservation: Bundles | None = None
@@ -65,12 +67,24 @@ class RayResourcePool(ResourcePool):
             _fraction(self.cpus_per_bundle, self.max_colocate_count), _fraction(gpus, self.max_colocate_count)
         )
 
-    def get_placement_groups(self, strategy: str = "STRICT_PACK", name: str | None = None) -> list[PlacementGroup]:
+    def check_device(self, device_name: str) -> None:
+        """Raises ValueError for a kind of device on which this pool's workers cannot run."""
+        if device_name not in ("cuda", "cpu"):
+            raise ValueError(f"device_name must be 'cuda' or 'cpu', got {device_name!r}")
+        if device_name == "cpu" and self.use_gpu:
+            raise ValueError("device_name is 'cpu' for a pool that asks for GPUs; make it with use_gpu=False")
+
+    def get_placement_groups(
+        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
+    ) -> list[PlacementGroup]:
         """The placement groups, one a node; reserves them where that has not been done.
+
+        ``device_name``: "cuda" (GPUs where the pool has ``use_gpu``) or "cpu" (a pool without).
 
         Raises ValueError at once when the cluster could never hold them and TimeoutError when they
         do not come free in time, both with what is asked and what is there.
         """
+        self.check_device(device_name)
         places = self.places(strategy, name)
         return list({place.slot.placement_group.id: place.slot.placement_group for place in places}.values())
 
@@ -82,7 +96,9 @@ class RayResourcePool(ResourcePool):
             name = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self._store))}:"
             size = Resources(self.cpus_per_bundle, 1.0 if self.use_gpu else 0.0)
             lifetime = "detached" if self.detached else None
-            self._reservation = place(self._store, size, strategy, name, lifetime, self.timeout_s)
+            self._reservation = place(
+                self._store, size, strategy, name, lifetime, self.timeout_s, self.accelerator_type
+            )
         return [Place(self._reservation, position) for position in range(self.world_size)]
 
     def claim(self, owner: str, share: Resources, strategy: str) -> list[Slot]:
@@ -165,26 +181,31 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
 class ResourcePoolManager(Generic[RoleT]):
     """Pools by name, and roles mapped to them.
 
-    ``resource_pool_spec``: processes on each node, by pool. ``mapping``: pool, by role. ``pool_options``
-    go to every pool.
+    ``resource_pool_spec``: processes on each node, by pool. ``mapping``: pool, by role.
+    ``max_colocate_count`` and ``pool_options`` go to every pool.
     """
 
     def __init__(
-        self, resource_pool_spec: Mapping[str, Sequence[int]], mapping: Mapping[RoleT, str], **pool_options: object
+        self,
+        resource_pool_spec: Mapping[str, Sequence[int]],
+        mapping: Mapping[RoleT, str],
+        max_colocate_count: int = 3,
+        **pool_options: object,
     ) -> None:
         unknown = sorted(set(mapping.values()) - set(resource_pool_spec))
         if unknown:
             raise ValueError(f"roles are mapped to pools {unknown}; there are {sorted(resource_pool_spec)}")
         self.resource_pool_spec = dict(resource_pool_spec)
         self.mapping = dict(mapping)
+        self.max_colocate_count = max_colocate_count
         self._pool_options = pool_options
         self.resource_pool_dict: dict[str, RayResourcePool] = {}
 
     def create_resource_pool(self) -> None:
         """Makes the pools; their bundles are reserved by their first worker group."""
         for name, counts in self.resource_pool_spec.items():
-            options: dict = {"max_colocate_count": 3, "name_prefix": name} | self._pool_options
-            self.resource_pool_dict[name] = RayResourcePool(counts, **options)
+            options: dict = {"max_colocate_count": self.max_colocate_count, "name_prefix": name}
+            self.resource_pool_dict[name] = RayResourcePool(counts, **options | self._pool_options)
 
     def get_resource_pool(self, role: RoleT) -> RayResourcePool:
         """The pool of a role. Raises ValueError for a role without one."""
@@ -203,6 +224,7 @@ def _settings(pool: RayResourcePool) -> dict:
         "name_prefix": pool.name_prefix,
         "max_colocate_count": pool.max_colocate_count,
         "detached": pool.detached,
+        "accelerator_type": pool.accelerator_type,
         "cpus_per_bundle": pool.cpus_per_bundle,
         "timeout_s": pool.timeout_s,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from verl.single_controller.base.environment import RankEnvironment
 from verl.single_controller.base.network import free_port
 from verl.single_controller.base.worker_group import GroupMethod
 from verl.single_controller.ray.actor import AWAITED_WITH_ROWS, WITH_ROWS, RayClassWithInitArgs, start_actor
+from verl.single_controller.ray.liveness import Watch
 from verl.single_controller.ray.placement import Resources, Slot
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
@@ -41,9 +42,16 @@ class RayWorkerGroup(WorkerGroup):
         detached: bool = False,
         worker_names: Sequence[str] | None = None,
         worker_handles: Sequence[ActorHandle] | None = None,
+        ray_wait_register_center_timeout: float | None = None,
+        *,
+        worker_env: Mapping[str, str] | None = None,
+        device_name: str = "cuda",
     ) -> None:
         """``bin_pack``: each node's processes must be on one node. ``worker_names`` or
         ``worker_handles``: attach to these instead of starting any.
+        ``ray_wait_register_center_timeout``: seconds that ``wait_ready`` waits, None for no limit.
+        ``worker_env``: environment variables of the workers. ``device_name``: "cuda", or "cpu" for a
+        pool without GPUs.
 
         Raises ValueError or TimeoutError where the pool has no room, see RayResourcePool.
         """
@@ -52,6 +60,8 @@ class RayWorkerGroup(WorkerGroup):
             raise ValueError("a worker group needs the class of its workers")
         self.ray_cls_with_init = ray_cls_with_init
         self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
+        self._ready_timeout_s = ray_wait_register_center_timeout
+        self._watch: Watch | None = None
         self._method_prefix = ""
         self._master: tuple[str, int] | None = None
         self._owns_workers = worker_names is None and worker_handles is None
@@ -61,14 +71,15 @@ class RayWorkerGroup(WorkerGroup):
         if worker_names is None and worker_handles is None:
             if resource_pool is None:
                 raise ValueError("a worker group needs a resource pool, or workers to attach to")
-            self._start(resource_pool, "STRICT_PACK" if bin_pack else "PACK", detached)
+            resource_pool.check_device(device_name)
+            self._start(resource_pool, "STRICT_PACK" if bin_pack else "PACK", detached, worker_env or {})
         else:
             self._worker_names = list(worker_names or [])
             self._workers = list(worker_handles or [ray.get_actor(name) for name in self._worker_names])
 
-    def _start(self, pool: RayResourcePool, strategy: str, detached: bool) -> None:
+    def _start(self, pool: RayResourcePool, strategy: str, detached: bool, worker_env: Mapping[str, str]) -> None:
         cls_name = self.ray_cls_with_init.user_cls.__name__
-        options = self.ray_cls_with_init.options(pool.share)
+        options = self.ray_cls_with_init.options(pool.share, worker_env)
         self._owner = f"{self.name_prefix}{cls_name}_{secrets.token_hex(3)}"
         share = Resources(float(options["num_cpus"] or 0), float(options["num_gpus"] or 0))
         slots = pool.claim(self._owner, share, strategy)
@@ -133,9 +144,29 @@ class RayWorkerGroup(WorkerGroup):
         return self._master
 
     def wait_ready(self) -> None:
-        """Waits until every worker's constructor is through; raises the first error of one."""
+        """Waits until every worker's constructor is through; raises the first error of one.
+
+        Raises TimeoutError naming the workers that are not, after ``ray_wait_register_center_timeout`` seconds.
+        """
         refs = [worker.__ray_ready__.remote() for worker in self._workers]
+        if self._ready_timeout_s is not None:
+            self._refuse_late(refs, self._ready_timeout_s)
         self._gather(refs, "__init__")
+
+    def _refuse_late(self, refs: Sequence[ray.ObjectRef], timeout_s: float) -> None:
+        _, late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+        if late:
+            who = ", ".join(self._who(rank) for rank, ref in enumerate(refs) if ref in late)
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {who}")
+
+    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = Watch(self._workers, every_n_seconds, self._who)
+
+    def _raise_found(self) -> None:
+        if self._watch is not None:
+            self._watch.raise_failure()
 
     # Calling by name
 
@@ -145,6 +176,7 @@ class RayWorkerGroup(WorkerGroup):
         Where every argument is a list with one element per rank, each rank gets its element;
         otherwise all get the arguments as they are.
         """
+        self._raise_found()
         name = self._method_prefix + method_name
         dealt = self._deal(args, kwargs)
         return [_remote(worker, name, *of_rank) for worker, of_rank in zip(self._workers, dealt, strict=True)]
@@ -159,6 +191,7 @@ class RayWorkerGroup(WorkerGroup):
         return [([arg[rank] for arg in args], {key: value[rank] for key, value in kwargs.items()}) for rank in range(n)]
 
     def start_counted(self, method: GroupMethod, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        self._raise_found()
         name = method.__name__
         if not all(WITH_ROWS in dir(worker) for worker in self._workers):
             return self.execute_all_async(name, *args, **kwargs), []
@@ -181,6 +214,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> ray.ObjectRef:
         """Starts a method on rank 0, with the arguments as they are."""
+        self._raise_found()
         return _remote(self._workers[0], self._method_prefix + method_name, args, kwargs)
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -204,6 +238,10 @@ class RayWorkerGroup(WorkerGroup):
         """A group for each named class of a colocated worker, on the same processes."""
         return {prefix: self._member(prefix) for prefix in prefix_set}
 
+    def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
+        """Alias of spawn."""
+        return self.spawn(prefix_set)
+
     def fuse(self, prefix_set: Iterable[str]) -> None:
         """Makes ``spawn``'s groups reachable as ``wg_dict[name]`` and as attributes of this group."""
         for prefix, group in self.spawn(prefix_set).items():
@@ -226,6 +264,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """Ends the actors this group started and gives its places back; the last group's frees the bundles."""
+        if self._watch is not None:
+            self._watch.stop()
         if not self._owns_workers:
             return
         for worker in self._workers:

@@ -53,13 +53,13 @@ def gather(refs: Sequence[ray.ObjectRef], describe: Callable[[int], str] | None 
 def _get_watched(refs: list[ray.ObjectRef]) -> list[Any]:
     while True:
         watches = list(WATCHES)
+        for watch in watches:
+            watch.raise_failure()
         try:
             return ray.get(refs, timeout=min((watch.every_n_seconds for watch in watches), default=None))
         except GetTimeoutError as raised:
             if isinstance(raised, RayTaskError):  # a worker's own timeout
                 raise
-        for watch in watches:
-            watch.raise_failure()
 
 
 def _first_causes(refs: Sequence[ray.ObjectRef]) -> dict[int, RayError]:
@@ -76,12 +76,14 @@ def _deaths(failures: dict[int, RayError]) -> dict[int, RayError]:
 
 def _own(failures: dict[int, RayError]) -> dict[int, RayError]:
     """Those that are not the loss of a peer: Gloo and NCCL tell of that by these types and words."""
-    return {
-        position: error
-        for position, error in failures.items()
-        if not isinstance(error, ConnectionError | dist.DistError)
-        and not (isinstance(error, RuntimeError) and _BROKEN_PEER.search(str(error)))
-    }
+    return {position: error for position, error in failures.items() if not _is_broken_connection(error)}
+
+
+def _is_broken_connection(error: RayError) -> bool:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ConnectionError | dist.DistError):
+        return True
+    return isinstance(cause, RuntimeError) and _BROKEN_PEER.search(str(cause)) is not None
 
 
 def _failures(refs: Sequence[ray.ObjectRef], timeout_s: float) -> dict[int, RayError]:

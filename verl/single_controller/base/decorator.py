@@ -170,6 +170,17 @@ class Registration:
     dispatch_mode: Dispatch | Mapping[str, Callable[..., Any]]
     execute_mode: Execute
     blocking: bool
+    materialize_futures: bool
+
+    def __call__(self, function: FunctionT) -> FunctionT:
+        """The function, registered like this."""
+        if not inspect.isfunction(function):
+            raise ValueError(f"a registered method is a function that takes self, got {function!r}")
+        if _yields(function) and self.dispatch_mode != Dispatch.DIRECT_ROLLOUT_METHOD:
+            raise ValueError(f"{function.__qualname__} yields: return a list, or register it as DIRECT_ROLLOUT_METHOD")
+        wrapped = _materializing(function) if self.materialize_futures else _passing(function)
+        wrapped.__dict__[MAGIC_ATTR] = self
+        return wrapped
 
     def dispatch_fns(self) -> tuple[DispatchFn, CollectFn]:
         fns = self.dispatch_mode
@@ -189,16 +200,13 @@ def register(
     ``dispatch_mode``: a mode, or a dictionary with ``dispatch_fn`` and ``collect_fn``.
     ``blocking``: whether the group waits for the outputs; otherwise the caller gets references or
     a DataProtoFuture. ``materialize_futures``: the method gets the data in place of futures.
+    A subclass of Worker that overrides the method keeps its registration, unless it registers its own.
+
+    Raises ValueError for unknown modes, for what is no function, such as a static method, and for generators,
+    except where they are called on the workers themselves.
     """
     _check_modes(dispatch_mode, execute_mode)
-    registration = Registration(dispatch_mode, execute_mode, blocking)
-
-    def decorate(function: FunctionT) -> FunctionT:
-        wrapped = _materializing(function) if materialize_futures else _passing(function)
-        wrapped.__dict__[MAGIC_ATTR] = registration
-        return wrapped
-
-    return decorate
+    return Registration(dispatch_mode, execute_mode, blocking, materialize_futures)
 
 
 def registration_of(function: Any) -> Registration | None:
@@ -207,9 +215,33 @@ def registration_of(function: Any) -> Registration | None:
 
 
 def registered_methods(cls: type) -> dict[str, Registration]:
-    """The registered methods of a class, its bases' included, by name."""
+    """The registered methods of a class, its bases' included, by name.
+
+    Raises ValueError for registered static and class methods.
+    """
+    odd = sorted(name for name in dir(cls) if _is_without_self(inspect.getattr_static(cls, name)))
+    if odd:
+        raise ValueError(f"{cls.__name__} registers {odd}; a registered method takes self")
     found = {name: registration_of(function) for name, function in inspect.getmembers(cls, inspect.isfunction)}
     return {name: registration for name, registration in found.items() if registration is not None}
+
+
+def _yields(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _is_without_self(member: Any) -> bool:
+    return isinstance(member, staticmethod | classmethod) and registration_of(member.__func__) is not None
+
+
+def register_overrides(cls: type) -> None:
+    """Registers methods that override registered ones as what they override is."""
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        if registration_of(function) is None:
+            overridden = (registration_of(vars(base).get(name)) for base in cls.__mro__)
+            registration = next((found for found in overridden if found is not None), None)
+            if registration is not None:
+                setattr(cls, name, registration(function))
 
 
 def _check_modes(dispatch_mode: Any, execute_mode: Any) -> None:

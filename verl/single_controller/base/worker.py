@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl.single_controller.base.decorator import Dispatch, Execute, register
+from verl.single_controller.base.decorator import Dispatch, Execute, register, register_overrides
 from verl.single_controller.base.network import address_towards, free_port
 from verl.utils.stack_dump import DumpTarget, dump_on_signal
 
@@ -17,6 +17,10 @@ class Worker:
 
     The place in the group comes from the environment variables that torch.distributed reads too.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_overrides(cls)
 
     @classmethod
     def env_keys(cls) -> list[str]:

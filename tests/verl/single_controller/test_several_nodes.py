@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_placement_and_a_killed_node_on_several_nodes() -> None:
+def test_placement_meshes_futures_and_deaths_on_several_nodes() -> None:
     script = Path(__file__).with_name("several_nodes.py")
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     environment = os.environ | {"PYTHONPATH": path, "RAY_memory_monitor_refresh_ms": "0", "RAY_AUTH_MODE": "disabled"}

@@ -105,7 +105,8 @@ def place(
 
     With ``accelerator_type`` only nodes count that have a custom Ray resource of that name.
 
-    Slots are in rank order: nodes by address. Raises ValueError at once when the cluster's nodes
+    Slots are in rank order: the groups as ``counts`` has them, those of equal size by their node's
+    address. Raises ValueError at once when the cluster's nodes
     could never hold them, and TimeoutError when they are not free within ``timeout_s``; both with
     what is asked and what is there.
     """
@@ -126,8 +127,7 @@ def place(
         raise TimeoutError(
             f"{name!r} asks for {asked}; of the cluster's {total} only {free} came free in {timeout_s:g} s"
         )
-    placed = sorted((_slots(group) for group in groups), key=_address)
-    return Bundles(groups, [slot for slots in placed for slot in slots], size)
+    return Bundles(groups, _in_rank_order(counts, groups), size)
 
 
 def _refuse_impossible(
@@ -149,11 +149,18 @@ def _refuse_impossible(
         )
 
 
+def _in_rank_order(counts: Sequence[int], groups: Sequence[PlacementGroup]) -> list[Slot]:
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+
+    def place_of(slot: Slot) -> tuple[tuple[int, ...], str, int]:
+        numbers = tuple(int(part) for part in addresses[slot.node_id].split(".") if part.isdigit())
+        return numbers, slot.node_id, slot.bundle_index
+
+    placed = sorted((sorted(_slots(group), key=place_of) for group in groups), key=lambda slots: place_of(slots[0]))
+    waiting = {count: iter([slots for slots in placed if len(slots) == count]) for count in counts}
+    return [slot for count in counts for slot in next(waiting[count])]
+
+
 def _slots(group: PlacementGroup) -> list[Slot]:
     nodes = placement_group_table(group)["bundles_to_node_id"]
     return [Slot(group, index, nodes[index]) for index in sorted(nodes)]
-
-
-def _address(slots: list[Slot]) -> tuple[int, ...]:
-    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}[slots[0].node_id]
-    return tuple(int(part) for part in address.split(".") if part.isdigit())

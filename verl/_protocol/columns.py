@@ -106,9 +106,20 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
 
 
 def concat_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """NumPy columns one below the other. Raises ValueError naming keys that only some parts have."""
+    """NumPy columns one below the other.
+
+    Raises ValueError naming keys that only some parts have, or that hold texts in some and numbers in others.
+    """
     refuse_different_keys("non-tensor", [set(part) for part in parts])
-    return {key: np.concatenate([part[key] for part in parts], axis=0) for key in parts[0]}
+    return {key: _concat_column(key, [part[key] for part in parts]) for key in parts[0]}
+
+
+def _concat_column(key: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """NumPy would write numbers as texts in order to join them with texts."""
+    texts = [array.dtype.kind in "US" for array in arrays]
+    if any(texts) and not all(texts) and not any(array.dtype.hasobject for array in arrays):
+        raise ValueError(f"non-tensor key {key!r} has texts and numbers: {[str(array.dtype) for array in arrays]}")
+    return np.concatenate(arrays, axis=0)
 
 
 def refuse_different_keys(kind: str, key_sets: Sequence[set[str]]) -> None:
@@ -129,7 +140,7 @@ def merge_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     metrics: list[Mapping[str, Any]] = []
     for part in parts:
         rest = dict(part)
-        found = rest.pop("metrics", [])
+        found = rest.pop("metrics", None) or []
         metrics.extend([found] if isinstance(found, Mapping) else found)
         union_meta_info(merged, rest)
     if metrics:

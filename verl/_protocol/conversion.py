@@ -49,8 +49,12 @@ def unpack_tensordict(
 
 def unfold_columns(columns: Any, n_split: int, keys: set[str]) -> dict[str, Any]:
     """Those of ``keys`` among the columns with the second dimension in ``n_split`` parts, each a row."""
+    if n_split < 1:
+        raise ValueError(f"a row cannot be unfolded into {n_split}")
     unfolded = {}
     for key in keys & set(columns.keys()):
+        if columns[key].ndim < 2:
+            raise ValueError(f"{key!r} of shape {tuple(columns[key].shape)} has no second dimension to unfold")
         rows, width, *rest = columns[key].shape
         if width % n_split:
             raise ValueError(f"{key!r} has a second dimension of {width}, which does not divide by {n_split}")

@@ -71,14 +71,17 @@ class DataProto(DataProtoColumns):
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Every row ``repeat_times`` times: a a b b with ``interleave``, otherwise a b a b."""
+        if repeat_times < 0:
+            raise ValueError(f"rows cannot be repeated {repeat_times} times")
         rows = torch.arange(len(self))
         return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> Self:
         """Row i ``repeat_times[i]`` times, next to each other."""
         counts = torch.as_tensor(repeat_times) if len(repeat_times) else torch.zeros(0, dtype=torch.int64)
-        if counts.ndim != 1 or len(counts) != len(self) or bool((counts < 0).any()):
-            raise ValueError(f"need one count >= 0 for each of {len(self)} rows, got {repeat_times}")
+        odd = counts.is_floating_point() or counts.ndim != 1 or len(counts) != len(self) or bool((counts < 0).any())
+        if odd:
+            raise ValueError(f"need one whole count >= 0 for each of {len(self)} rows, got {repeat_times}")
         return self.select_idxs(torch.arange(len(self)).repeat_interleave(counts))
 
     def chunk(self, chunks: int, ragged: bool = False) -> list[Self]:
@@ -134,6 +137,8 @@ class DataProto(DataProtoColumns):
         if mini_batch_size < 1 or len(self) % mini_batch_size:
             raise ValueError(f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
+        if not len(self):
+            return iter(())
         rows: Any = range(len(self))
         options = dataloader_kwargs or {}
         loader = DataLoader(rows, batch_size=mini_batch_size, collate_fn=list, generator=generator, **options)
@@ -144,7 +149,14 @@ class DataProto(DataProtoColumns):
         return DataProtoConfig.auto_padding or bool(self.meta_info.get(DataProtoConfig.auto_padding_key, False))
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
-        """Appends ``padding_size`` copies of the last row (``"first"``: of the first), in place."""
+        """Appends ``padding_size`` copies of the last row (``"first"``: of the first), in place.
+
+        Raises ValueError where there is no row to copy.
+        """
+        if padding_candidate not in ("", "first", "last"):
+            raise ValueError(f"rows are padded by 'first' or 'last', not {padding_candidate!r}")
+        if padding_size < 0 or (padding_size and not len(self)):
+            raise ValueError(f"cannot append {padding_size} copies of one of {len(self)} rows")
         if padding_size:
             row = 0 if padding_candidate == "first" else len(self) - 1
             self.reorder([*range(len(self)), *[row] * padding_size])

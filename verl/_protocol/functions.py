@@ -37,13 +37,21 @@ def unpad_dataproto(data: ProtoT, pad_size: int) -> ProtoT:
     return data[: len(data) - pad_size] if pad_size else data
 
 
-def collate_fn(items: Sequence[DataProtoItem]) -> DataProto:
-    """Rows stacked into a proto; meta_info is the first row's."""
-    if not items:
+def collate_fn(x: Sequence[DataProtoItem]) -> DataProto:
+    """Rows stacked into a proto; meta_info is the first row's. Tensors of different lengths become jagged."""
+    if not x:
         raise ValueError("no rows to collate")
-    batches = [item.batch for item in items if item.batch is not None]
-    columns = {key: object_array(item.non_tensor_batch[key] for item in items) for key in items[0].non_tensor_batch}
-    return DataProto(TensorDict.stack(batches, dim=0) if batches else None, columns, dict(items[0].meta_info))
+    batches = [item.batch for item in x if item.batch is not None]
+    columns = {key: object_array(item.non_tensor_batch[key] for item in x) for key in x[0].non_tensor_batch}
+    return DataProto(_stack(batches) if batches else None, columns, dict(x[0].meta_info))
+
+
+def _stack(rows: list[TensorDict]) -> TensorDict:
+    ragged = [key for key, value in rows[0].items() if any(row[key].shape != value.shape for row in rows)]
+    batch = TensorDict.stack([row.exclude(*ragged) for row in rows], dim=0)
+    for key in ragged:
+        batch[key] = torch.nested.nested_tensor([row[key] for row in rows], layout=torch.jagged)
+    return batch
 
 
 def fold_batch_dim(data: ProtoT, new_batch_size: int) -> ProtoT:
@@ -53,6 +61,10 @@ def fold_batch_dim(data: ProtoT, new_batch_size: int) -> ProtoT:
     """
     if new_batch_size < 1 or len(data) % new_batch_size:
         raise ValueError(f"{len(data)} rows do not fold into {new_batch_size}")
+    tensors = () if data.batch is None else data.batch.items()
+    nested = [key for key, value in tensors if isinstance(value, torch.Tensor) and value.is_nested]
+    if nested:
+        raise ValueError(f"nested tensors cannot be folded: {nested}")
     inner = len(data) // new_batch_size
     batch = None if data.batch is None else data.batch.reshape(new_batch_size, inner)
     if batch is not None:

@@ -7,20 +7,37 @@ refers to by number. Python values are JSON, tagged where JSON has no such type.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from verl._protocol.base import DataProtoColumns
 from verl._protocol.serialization import deserialize_single_tensor, serialize_single_tensor
 
 FORMAT = "verl.DataProto/1"
 _SCALARS = (type(None), bool, int, float, str)
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What NumPy, zipfile, json and torch raise for bytes that are not what they should be."""
 
 
 def save(
@@ -47,17 +64,33 @@ def save(
 
 
 def load(filepath: str | Path) -> tuple[TensorDict | None, dict[str, np.ndarray], dict[str, Any]]:
-    """Batch, columns and meta_info. Raises ValueError for a file that is none of ours or is damaged."""
-    try:
-        with np.load(filepath, allow_pickle=False) as archive:
-            manifest = json.loads(archive["manifest"].tobytes())
-            if manifest["format"] != FORMAT:
-                raise ValueError(f"its format is {manifest['format']!r}, this library reads {FORMAT!r}")
-            reader = _Reader(archive)
-            parts = [reader.decode(manifest[key]) for key in ("batch", "non_tensor_batch", "meta_info")]
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
-        raise ValueError(f"{filepath} is no readable DataProto file: {error}") from error
-    return parts[0], parts[1], parts[2]
+    """Batch, columns and meta_info. Raises ValueError naming a file that is none of ours or is damaged."""
+    with Path(filepath).open("rb") as file:
+        try:
+            return _read(file)
+        except _DAMAGE as error:
+            raise ValueError(f"{filepath} is no readable DataProto file: {error}") from error
+
+
+def _read(file: IO[bytes]) -> tuple[TensorDict | None, dict[str, np.ndarray], dict[str, Any]]:
+    with np.load(file, allow_pickle=False) as archive:
+        _refuse_compressed(archive.zip)
+        manifest = json.loads(archive["manifest"].tobytes())
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']!r}, this library reads {FORMAT!r}")
+        reader = _Reader(archive)
+        batch, columns, meta = (reader.decode(manifest[key]) for key in ("batch", "non_tensor_batch", "meta_info"))
+    if not isinstance(batch, TensorDict | None) or not isinstance(columns, dict) or not isinstance(meta, dict):
+        raise ValueError("its manifest does not hold a batch, columns and facts")
+    DataProtoColumns(batch, columns, meta).check_consistency()
+    return batch, columns, meta
+
+
+def _refuse_compressed(archive: zipfile.ZipFile) -> None:
+    """A small compressed entry may fill the memory; ``save`` writes none."""
+    compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+    if compressed:
+        raise ValueError(f"its entries {compressed[:3]} are compressed")
 
 
 class _Writer:
@@ -104,6 +137,8 @@ class _Writer:
     def _tensor(self, value: torch.Tensor, where: str) -> dict:
         if value.is_nested:
             return {"nested": [str(value.layout).removeprefix("torch."), self._list(list(value.unbind()), where)]}
+        if value.is_meta:
+            raise ValueError(f"{where} is a tensor on the meta device, which has no values to write")
         dtype, shape, data = serialize_single_tensor(value)
         return {"tensor": [dtype, list(shape), self._store(data)]}
 
@@ -159,8 +194,13 @@ class _Reader:
         return flat.reshape(shape)
 
     def _tensor(self, content: list) -> torch.Tensor:
-        dtype, shape, name = content
-        return deserialize_single_tensor((dtype, tuple(shape), self._archive[name]))
+        dtype_name, shape, name = content
+        data, dtype = self._archive[name], vars(torch).get(dtype_name)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{dtype_name!r} is no torch dtype")
+        if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != data.nbytes:
+            raise ValueError(f"a {dtype_name} tensor of shape {shape} does not take {data.nbytes} bytes")
+        return deserialize_single_tensor((dtype_name, tuple(shape), data))
 
     def _nested(self, content: list) -> torch.Tensor:
         layouts = {"strided": torch.strided, "jagged": torch.jagged}

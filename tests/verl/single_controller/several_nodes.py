@@ -150,7 +150,7 @@ def check_mesh() -> None:
 
 
 def check_chain_fused_and_attached(address: str) -> None:
-    """Futures go through two classes of one process, then to workers that another driver finds too; all on two nodes."""
+    """Futures go through two classes of one process to workers that another driver finds too, on two nodes."""
     pair = {name: RayClassWithInitArgs(Place) for name in ("writer", "judge")}
     fused = RayWorkerGroup(pool_of(1, 1, cpus=1.2), create_colocated_worker_cls_fused(pair))
     fused.fuse(["writer", "judge"])

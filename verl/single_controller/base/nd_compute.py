@@ -49,15 +49,24 @@ def collect_nd_compute(collect_mask: Sequence[bool], worker_group: WorkerGroup, 
 def dispatch_nd_compute_dataproto(
     dp_rank_mapping: Sequence[int], dp_size: int, worker_group: WorkerGroup, *args: Any, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The rows of every DataProto (or future) are split over ``dp_size`` data parallel ranks."""
+    """The rows of every DataProto (or future) are split over ``dp_size`` data parallel ranks.
+
+    Raises ValueError for rows that need padding where dp ranks do not rise with the ranks: the
+    added rows could not be found in outputs that are joined in rank order.
+    """
     split, named = split_rows(dp_size, args, kwargs, None)
+    if split.pad_size and list(dp_rank_mapping) != sorted(dp_rank_mapping):
+        raise ValueError(
+            f"{split.pad_size} rows would have to be added for {dp_size} data parallel ranks, which only works where "
+            f"they rise with the ranks, not for {list(dp_rank_mapping)}; use make_nd_compute_dataproto_dispatch_fn"
+        )
     dealt, kwargs = dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *split, **named)
     dealt.pad_size = split.pad_size
     return dealt, kwargs
 
 
 def collect_nd_compute_dataproto(collect_mask: Sequence[bool], worker_group: WorkerGroup, output: list[Any]) -> Any:
-    """The concatenation of the outputs of the ranks whose ``collect_mask`` is true."""
+    """The concatenation, in rank order, of the outputs of the ranks whose ``collect_mask`` is true."""
     return join_outputs(collect_nd_compute(collect_mask, worker_group, output))
 
 

@@ -17,7 +17,12 @@ import torch
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, Execute, register, registered_methods
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+)
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -232,3 +237,52 @@ def test_a_mixin_in_front_of_a_worker_keeps_its_registrations() -> None:
 def test_a_class_made_by_ray_remote(start_group: StartGroup) -> None:
     group = start_group(1, RayClassWithInitArgs(ray.remote(OddWorker)))
     assert group.overridden(value=3) == ["base 3"]
+
+
+class HiddenWorker(Worker):
+    @register()
+    def wg_dict(self) -> None: ...
+
+
+class PairedWorker(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def b_c(self) -> str:
+        return "b_c"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def c(self) -> str:
+        return "c"
+
+    @staticmethod
+    def help_out() -> None: ...
+
+
+def test_methods_that_an_attribute_of_the_group_would_hide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"HiddenWorker registers \['wg_dict'\], which are the worker group's own"):
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(HiddenWorker))
+
+
+def test_names_of_colocated_classes_must_not_collide(start_group: StartGroup) -> None:
+    one = RayClassWithInitArgs(PairedWorker)
+    with pytest.raises(ValueError, match=r"'a_b_c' would be a method of two of the classes \['a', 'a_b'\]"):
+        create_colocated_worker_cls({"a": one, "a_b": one})
+    group = start_group(1, create_colocated_worker_cls({"a": one, "shutdown": one}))
+    assert group.spawn(["a"])["a"].b_c() == group.spawn_fused(["a"])["a"].b_c() == ["b_c"]
+    with pytest.raises(ValueError, match=r"called \['shutdown'\], which are the worker group's own names"):
+        group.fuse(["a", "shutdown"])
+    group.fuse(["a"])
+    group.fuse(["a"])
+    assert group.a.c() == ["c"]
+
+
+def test_a_pool_is_used_again_after_a_group_that_ended_or_never_started(start_group: StartGroup) -> None:
+    pool = RayResourcePool([1], use_gpu=False, max_colocate_count=1, cpus_per_bundle=0.25)
+    first = RayWorkerGroup(pool, RayClassWithInitArgs(PairedWorker), name_prefix="again")
+    assert first.c() == ["c"]
+    other = RayResourcePool([1], use_gpu=False, max_colocate_count=1, cpus_per_bundle=0.25)
+    with pytest.raises(ValueError, match="againPairedWorker_0:0"):
+        RayWorkerGroup(other, RayClassWithInitArgs(PairedWorker), name_prefix="again")
+    assert start_group(1, PairedWorker, pool=other).c() == ["c"]
+    first.shutdown()
+    first.shutdown()
+    assert start_group(1, PairedWorker, pool=pool).c() == ["c"]

@@ -162,7 +162,7 @@ class WorkerGroup(ABC):
         Raises ValueError for a name that the group itself needs.
         """
         found = registered_methods(user_defined_cls)
-        taken = sorted(name for name in found if name in dir(type(self)))
+        taken = sorted(name for name in found if name in dir(self))
         if taken:
             raise ValueError(f"{user_defined_cls.__name__} registers {taken}, which are the worker group's own names")
         for name, registration in found.items():

@@ -54,12 +54,16 @@ def _colocated_class(members: Mapping[str, type]) -> type:
     namespace: dict[str, Any] = {"__init__": __init__}
     for name, cls in members.items():
         for method_name in {*registered_methods(cls), *_public_methods(cls)}:
-            namespace[f"{name}_{method_name}"] = _forward(name, _function(cls, method_name))
+            joined = f"{name}_{method_name}"
+            if joined in namespace:
+                raise ValueError(f"{joined!r} would be a method of two of the classes {sorted(members)}; rename one")
+            namespace[joined] = _forward(name, _function(cls, method_name))
     return type("Colocated_" + "_".join(members), (), namespace)
 
 
 def _public_methods(cls: type) -> list[str]:
-    return [name for name, _ in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")]
+    names = [name for name in dir(cls) if not name.startswith("_")]
+    return [name for name in names if inspect.isfunction(inspect.getattr_static(cls, name))]
 
 
 def _function(cls: type, method_name: str) -> Callable[..., Any]:

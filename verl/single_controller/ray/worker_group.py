@@ -93,10 +93,14 @@ class RayWorkerGroup(WorkerGroup):
         if detached:
             options["lifetime"] = "detached"
         actor_cls, init = self.ray_cls_with_init.actor_class(), self.ray_cls_with_init
-        self._workers = [
-            start_actor(actor_cls, slot, options | {"name": name}, environment, *init.args, **init.kwargs)
-            for slot, environment, name in zip(slots, environments, self._worker_names, strict=True)
-        ]
+        try:
+            self._workers = [
+                start_actor(actor_cls, slot, options | {"name": name}, environment, *init.args, **init.kwargs)
+                for slot, environment, name in zip(slots, environments, self._worker_names, strict=True)
+            ]
+        except ValueError:  # a name is in use
+            pool.release(self._owner)
+            raise
 
     @classmethod
     def from_detached(
@@ -243,8 +247,17 @@ class RayWorkerGroup(WorkerGroup):
         return self.spawn(prefix_set)
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
-        """Makes ``spawn``'s groups reachable as ``wg_dict[name]`` and as attributes of this group."""
-        for prefix, group in self.spawn(prefix_set).items():
+        """Makes ``spawn``'s groups reachable as ``wg_dict[name]`` and as attributes of this group.
+
+        Raises ValueError for a name of the group's own.
+        """
+        groups = self.spawn(prefix_set)
+        taken = sorted(prefix for prefix in groups if prefix in dir(self) and prefix not in self.wg_dict)
+        if taken:
+            raise ValueError(
+                f"classes fused into one process are called {taken}, which are the worker group's own names"
+            )
+        for prefix, group in groups.items():
             self.wg_dict[prefix] = group
             self.__dict__[prefix] = group
 

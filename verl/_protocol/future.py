@@ -71,6 +71,8 @@ class DataProtoFuture:
 
     def chunk(self, chunks: int, ragged: bool = False) -> list[DataProtoFuture]:
         """One future for each of ``chunks`` consecutive parts, see :meth:`DataProto.chunk`."""
+        if chunks < 1:
+            raise ValueError(f"cannot split a future into {chunks} chunks")
         return [replace(self, cuts=(*self.cuts, _Chunk(chunks, ragged, position))) for position in range(chunks)]
 
     def unpad(self, pad_size: int) -> DataProtoFuture:

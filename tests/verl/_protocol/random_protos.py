@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from verl._protocol.columns import object_array
 from verl.protocol import DataProto
 
 DTYPES = [
@@ -41,7 +42,7 @@ PLAIN = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(st.text(max_size=3), inner, max_size=3)
         | st.tuples(inner, inner)
-        | st.lists(inner, min_size=2, max_size=2).map(lambda values: np.array([*values, None], dtype=object)[:0])
+        | st.lists(inner, max_size=2).map(object_array)
     ),
     max_leaves=6,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from tests.verl._protocol.rows import NAN, ONLY_META, proto, same
 from verl.protocol import (
@@ -129,3 +132,51 @@ def test_a_union_that_fails_adds_nothing(conflict: dict) -> None:
     with pytest.raises(ValueError, match="two different values"):
         data.union(DataProto.from_dict({"new": torch.zeros(2)}, **conflict))
     assert same(data, proto(2, step=1))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (np.float32("nan"), np.float32("nan")),
+        (float("nan"), np.float64("nan")),
+        (complex(float("nan"), 1), complex(float("nan"), 1)),
+        (np.datetime64("NaT"), np.datetime64("NaT")),
+        (np.array(["a", "b"]), np.array(["a", "b"], dtype="<U9")),
+        (torch.tensor([NAN, 1.0]).to(torch.float8_e5m2), torch.tensor([NAN, 1.0]).to(torch.float8_e5m2)),
+        (np.int64(3), 3),
+    ],
+)
+def test_union_takes_what_means_the_same(left: Any, right: Any) -> None:
+    assert DataProto(meta_info={"a": left}).union(DataProto(meta_info={"a": right})).meta_info["a"] is left
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (float("nan"), 1.0),
+        (1.0, float("nan")),
+        (np.arange(2), [0, 1]),
+        ([1, 2], (1, 2)),
+        (np.arange(2), np.arange(2.0)),
+        (torch.zeros(2), torch.zeros(2, device="meta")),
+        ({"a": [1]}, {"a": [1], "b": 2}),
+        (torch.zeros(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2)),
+    ],
+)
+def test_union_tells_what_differs(left: Any, right: Any) -> None:
+    with pytest.raises(ValueError, match="meta_info key 'a' has two different values"):
+        DataProto(meta_info={"a": left}).union(DataProto(meta_info={"a": right}))
+
+
+def test_batch_dimensions_are_at_least_one() -> None:
+    assert DataProto.from_dict({"x": torch.zeros(2, 3)}, num_batch_dims=2).batch.batch_size == (2, 3)
+    with pytest.raises(ValueError, match="num_batch_dims must be at least 1, got 0"):
+        DataProto.from_dict({"x": torch.zeros(2)}, num_batch_dims=0)
+    with pytest.raises(ValueError, match="batch needs a batch dimension"):
+        DataProto(TensorDict({}, batch_size=[]))
+
+
+@pytest.mark.parametrize("column", [[1, 2], np.array(1)])
+def test_columns_that_are_no_arrays_are_refused(column: Any) -> None:
+    with pytest.raises(ValueError, match=r"non_tensor_batch\['u'\] must be an array with rows"):
+        DataProto(None, {"u": column})

@@ -45,3 +45,10 @@ def test_description_and_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  x: (2, 2) torch.int64 cpu" in info
     assert "  uid: (2,) object of str" in info
     assert "  step: int" in info
+
+
+def test_what_has_no_second_dimension_is_not_unfolded() -> None:
+    with pytest.raises(ValueError, match=r"'w' of shape \(2,\) has no second dimension"):
+        proto(2).unfold_column_chunks(2, ["w"])
+    with pytest.raises(ValueError, match="cannot be unfolded into 0"):
+        proto(2).unfold_column_chunks(0, ["x"])

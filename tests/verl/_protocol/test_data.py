@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,58 @@ def test_subclasses_survive() -> None:
     parts = [data[:2], data[[0]], data.repeat(2), data.select(), *data.chunk(2), DataProto.concat(data.chunk(2))]
     parts += [pickle.loads(pickle.dumps(data)), pad_dataproto_to_divisor(data, 3)[0]]
     assert {(type(part), part.label) for part in parts} == {(Labelled, "mine")}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: data.repeat(-1), "cannot be repeated -1 times"),
+        (lambda data: data.sample_level_repeat([0.5, 1.0]), "one whole count >= 0 for each of 2 rows"),
+        (lambda data: data.sample_level_repeat([-1, 1]), "one whole count >= 0 for each of 2 rows"),
+        (lambda data: data.padding(1, "middle"), "'first' or 'last', not 'middle'"),
+        (lambda data: data.padding(-1), "cannot append -1 copies of one of 2 rows"),
+        (lambda data: data[:0].padding(2), "cannot append 2 copies of one of 0 rows"),
+        (lambda data: data.make_iterator(0, 1), "2 rows do not divide into mini-batches of 0"),
+    ],
+)
+def test_numbers_that_make_no_rows_are_refused(call: Callable[[DataProto], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(proto(2))
+
+
+def test_shuffling_no_rows_gives_no_batches() -> None:
+    assert list(proto(0).make_iterator(2, 3, 0, {"shuffle": True})) == []
+
+
+def test_metrics_of_none_are_no_metrics() -> None:
+    joined = DataProto.concat([proto(1, metrics=None), proto(1, metrics={"loss": 1.0})])
+    assert joined.meta_info["metrics"] == {"loss": [1.0]}
+
+
+def test_texts_of_other_widths_join_and_numbers_do_not_become_texts() -> None:
+    def column(values: list) -> DataProto:
+        return DataProto.from_dict(non_tensors={"s": np.array(values)})
+
+    assert DataProto.concat([column(["a"]), column(["longer"])]).non_tensor_batch["s"].tolist() == ["a", "longer"]
+    with pytest.raises(ValueError, match="'s' has texts and numbers"):
+        DataProto.concat([column(["a"]), column([1])])
+
+
+def test_rows_of_the_meta_device_are_taken_without_values() -> None:
+    data = DataProto.from_dict({"x": torch.zeros(4, 2, device="meta")})
+    assert [tuple(part.batch["x"].shape) for part in (data[1:], data[[0, 0]], *data.chunk(2))] == [
+        (3, 2),
+        (2, 2),
+        (2, 2),
+        (2, 2),
+    ]
+    assert data.union(data.select()) is data
+
+
+def test_deep_copies_of_a_whole_proto_are_their_own() -> None:
+    data = proto(2, facts=[1])
+    copied = copy.deepcopy(data)
+    copied.batch["x"][:] = 9
+    copied.non_tensor_batch["n"][:] = 9
+    copied.meta_info["facts"].append(2)
+    assert same(data, proto(2, facts=[1]))

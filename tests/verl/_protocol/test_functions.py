@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.verl._protocol.rows import NO_ROWS, proto, same
 from verl.protocol import (
+    DataProto,
     all_gather_data_proto,
     collate_fn,
     fold_batch_dim,
@@ -51,3 +55,33 @@ def test_all_gather(tmp_path: Path) -> None:
         assert same(data, proto(3, step=1))
     finally:
         dist.destroy_process_group()
+
+
+def test_rows_of_different_lengths_collate_to_a_jagged_column() -> None:
+    ragged = torch.nested.nested_tensor([torch.arange(1), torch.arange(2)], layout=torch.jagged)
+    data = DataProto.from_dict({"r": ragged, "x": torch.arange(2)})
+    joined = collate_fn([data[1], data[0]])
+    assert [row.tolist() for row in joined.batch["r"].unbind()] == [[0, 1], [0]]
+    assert joined.batch["x"].tolist() == [1, 0]
+
+
+def test_ragged_columns_do_not_fold() -> None:
+    ragged = torch.nested.nested_tensor([torch.arange(1), torch.arange(2)], layout=torch.jagged)
+    with pytest.raises(ValueError, match=r"nested tensors cannot be folded: \['r'\]"):
+        fold_batch_dim(DataProto.from_dict({"r": ragged}), 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pad_dataproto_to_divisor(proto(2), 0), "size_divisor must be at least 1, got 0"),
+        (lambda: unpad_dataproto(proto(2), -1), "cannot remove -1 of 2 rows"),
+        (lambda: fold_batch_dim(proto(2), 0), "2 rows do not fold into 0"),
+        (lambda: unfold_batch_dim(proto(2), 0), "batch_dims must be at least 1, got 0"),
+        (lambda: unfold_batch_dim(proto(2), 2), "tensors differ in their first 2 dimensions"),
+        (lambda: collate_fn([]), "no rows to collate"),
+    ],
+)
+def test_errors_of_the_functions(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
